@@ -1,0 +1,440 @@
+"""Part 5, two-layer models: how heads compose. Every real-model number of the article.
+
+    python circuits_part5.py                 # attn-only-2l on 3,072 tokens of WikiText-2
+    python circuits_part5.py --model mini    # the bundled two-layer model on its sample text
+
+Writes results/part5.json (every number, full precision) and results/part5_stdout.txt (the log);
+for another model results/<model>/. About half a minute on two CPU cores at the public size.
+
+Each section of the article is a compute_x that returns plain numbers and a print_x that prints
+the article's lines from them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+
+import common
+from common import cen, pairs
+
+PUBLISHED_MODEL = "attn-only-2l"
+THRESHOLD = 0.05  # above the random baseline, a pair counts as composing (section 4)
+LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (section 3)
+N_BASELINE = 200  # pairs of random matrices (section 4)
+N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
+
+# What the article leaves open; the first value of each comment is ours.
+CHOICES = {
+    "seq_len": 256,  # 256 | 128 | 512 | 1024: tokens of a sequence
+    "bos_counted": True,  # True | False: the start token is one of them
+    "join": "\n\n",  # "\n\n" | "\n" | "": between the rows of WikiText
+    "keep_blank": True,  # True | False: blank rows of WikiText
+    "bias_is_moved": False,  # False | True: b_O(0) counts as moved by layer 0
+    "median": "middle two",  # "middle two" | "lower": of the 64 removal losses
+    "distinct_places": False,  # False | True: virtual patterns over rows i >= 3 only
+    "induction_ids": 50,  # 50 | 20 | 100 | 200: random tokens before they repeat
+}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What every section reads."""
+
+    run: common.FrozenRun
+    paths: common.Paths
+    meta: dict
+    choices: dict
+    seed: int
+
+
+def mean_se(x: torch.Tensor) -> tuple:
+    """Mean over sequences (the last axis) and its standard error, as lists or numbers.
+
+    The error is the standard deviation over sequences / sqrt(n); None for a single sequence.
+    """
+    n = x.shape[-1]
+    se = (x.std(-1) / math.sqrt(n)).tolist() if n > 1 else None
+    return x.mean(-1).tolist(), se
+
+
+# ------------------------------------------------------------------ 1. the model
+
+
+def compute_model(a: Analysis, results: dict) -> dict:
+    cfg = a.run.model.cfg
+    single, virtual = 2 * cfg.n_heads, cfg.n_heads**2
+    return {"n_layers": cfg.n_layers, "n_heads": cfg.n_heads, "d_head": cfg.d_head,
+            "d_model": cfg.d_model, "d_vocab": cfg.d_vocab, "ratio": cfg.d_head / cfg.d_model,
+            "n_single": single, "n_virtual": virtual, "n_terms": 1 + single + virtual,
+            "n_tokens": a.meta["n_tokens"], "n_sequences": len(a.run.tokens),
+            "seq_len": a.meta["seq_len"]}
+
+
+def print_model(r: dict, results: dict, log: common.Log) -> None:
+    log(f"== 1. THE MODEL AND THE NUMBER OF TERMS ({results['meta']['model']})")
+    log(f"  {r['n_layers']} layers of {r['n_heads']} heads; d_head / d_model = {r['d_head']} / "
+        f"{r['d_model']} = {r['ratio']:.3f}; {r['n_tokens']:,} tokens ({r['n_sequences']} x "
+        f"{r['seq_len']})")
+    log(f"  paths to the logits: 1 direct + {r['n_single']} single heads + {r['n_virtual']} "
+        f"virtual heads = {r['n_terms']} terms")
+
+
+# ------------------------------------------------------------------ 2. path expansion
+
+
+def compute_path_expansion(a: Analysis, results: dict) -> dict:
+    paths = a.paths
+    before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
+    logits = common.logit_difference(a.run, paths.stream(2))
+    return {"n_terms": results["sections"]["model"]["n_terms"],
+            "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
+            "logits_max_abs_diff": logits["max_abs_diff"],
+            "logits_min": logits["min"], "logits_max": logits["max"]}
+
+
+def print_path_expansion(r: dict, results: dict, log: common.Log) -> None:
+    m = results["sections"]["model"]
+    log("== 2. PATH EXPANSION OF THE LOGITS ON REAL TEXT (patterns and layer-norm scales frozen)")
+    log("  stream before layer 1 rebuilt from the terms: max |diff| = "
+        f"{r['stream_max_abs_diff']:.1e}")
+    log(f"  logits rebuilt as direct + {m['n_single']} head terms + {m['n_virtual']} virtual "
+        f"heads: max |diff| from the model = {r['logits_max_abs_diff']:.1e} "
+        f"(logits range {r['logits_min']:.1f} .. {r['logits_max']:.1f})")
+
+
+# ------------------------------------------------------------------ 3. term importance
+
+
+def compute_term_importance(a: Analysis, results: dict) -> dict:
+    run, paths, m = a.run, a.paths, results["sections"]["model"]
+    orders = [paths.stream(n) for n in range(3)]
+    start, real = common.virtual_by_source(run)
+    with_0, with_1 = orders[0] + paths.bias + paths.heads(0), orders[0] + paths.heads(1)
+    streams = [*orders, orders[1] + start, orders[1] + real, with_0, with_1]
+    loss = common.losses(run, [run.final, *(run.readout(s) for s in streams)])
+    model, direct, first, second, plus_start, plus_real, plus_0, plus_1 = loss
+    uniform = math.log(m["d_vocab"])
+    marginal, marginal_se = mean_se(torch.stack([direct - uniform, first - direct, second - first]))
+    removed = common.removal_losses(run, paths)
+    cost, cost_se = mean_se(removed)
+    ranked = sorted(pairs(removed), key=lambda p: -cost[p[0]][p[1]])
+    flat = sorted(c for row in cost for c in row)
+    upper, lower = flat[len(flat) // 2], flat[(len(flat) - 1) // 2]
+    differences = {
+        ("layer0", "vs_direct"): plus_0 - direct, ("layer0", "given_other"): first - plus_1,
+        ("layer1", "vs_direct"): plus_1 - direct, ("layer1", "given_other"): first - plus_0,
+        ("virtual", "start"): plus_start - first, ("virtual", "real"): plus_real - first,
+    }
+    split: dict = {"layer0": {}, "layer1": {}, "virtual": {}}
+    for (part, name), difference in differences.items():
+        split[part][name], split[part][f"{name}_se"] = mean_se(difference)
+    return {
+        "uniform": uniform, "loss_by_order": [x.mean().item() for x in (direct, first, second)],
+        "loss_model": model.mean().item(), "loss_model_se": mean_se(model)[1],
+        "n_sequences": len(run.tokens), "marginal": marginal, "marginal_se": marginal_se,
+        "per_term": [d / n for d, n in zip(marginal, (1, m["n_single"], m["n_virtual"]))],
+        "virtual_removed": cost, "virtual_removed_se": cost_se,
+        "virtual_largest": [{"h2": h2, "h1": h1, "loss_increase": cost[h2][h1]}
+                            for h2, h1 in ranked[:5]],
+        "virtual_above_0_01": sum(c > LOSS_THRESHOLD for c in flat),
+        "virtual_median": lower if a.choices["median"] == "lower" else (lower + upper) / 2,
+        "start_delta": split["virtual"]["start"], "start_delta_se": split["virtual"]["start_se"],
+        "real_delta": split["virtual"]["real"], "real_delta_se": split["virtual"]["real_se"],
+        "split_check": (start + real - paths.virtual()).abs().max().item(),
+        "layer0": split["layer0"], "layer1": split["layer1"],
+    }
+
+
+def print_term_importance(r: dict, results: dict, log: common.Log) -> None:
+    m, loss = results["sections"]["model"], r["loss_by_order"]
+    log("== 3. TERM IMPORTANCE: LOSS WHEN ONLY SOME TERMS ARE KEPT (nats per token, lower is "
+        "better)")
+    log(f"  uniform guess over {m['d_vocab']:,} tokens: ln({m['d_vocab']}) = {r['uniform']:.2f}")
+    log(f"  order 0 (direct path only):                 {loss[0]:5.2f}   marginal "
+        f"{r['marginal'][0]:+.2f}  ({r['per_term'][0]:+.2f} per term, 1 term)")
+    log(f"  order <= 1 (+ {m['n_single']} single-head terms):        {loss[1]:5.2f}   marginal "
+        f"{r['marginal'][1]:+.2f}  ({r['per_term'][1]:+.3f} per term)")
+    log(f"  order <= 2 (+ {m['n_virtual']} virtual heads):            {loss[2]:.2f}   marginal "
+        f"{r['marginal'][2]:+.2f}  ({r['per_term'][2]:+.4f} per term)")
+    log(f"  the model itself:                           {r['loss_model']:.2f}")
+    log("    largest virtual heads (h2 o h1): " + ", ".join(
+        f"1.{v['h2']} o 0.{v['h1']} {v['loss_increase']:+.3f}" for v in r["virtual_largest"]))
+    log(f"    virtual heads: {r['virtual_above_0_01']} of {m['n_virtual']} above "
+        f"+{LOSS_THRESHOLD}; median {r['virtual_median']:+.4f}")
+    log(f"  virtual heads split by what the layer-0 head read (check {r['split_check']:.1e}): from "
+        f"the start token {r['start_delta']:+.2f}, from real tokens {r['real_delta']:+.2f} (each "
+        "added alone to order <= 1)")
+    log("  head terms split by layer:")
+    for layer, other in ((0, 1), (1, 0)):
+        d = r[f"layer{layer}"]
+        log(f"    layer-{layer} heads: {d['vs_direct']:+.2f} vs direct path only, "
+            f"{d['given_other']:+.2f} vs direct path + layer-{other} heads")
+
+
+# ------------------------------------------------------------------ 4. composition
+
+
+def compute_composition(a: Analysis, results: dict) -> dict:
+    model = a.run.model
+    W_Q, W_K, W_V, W_O = (w[1] for w in (model.W_Q, model.W_K, model.W_V, model.W_O))
+    baselines = common.random_baseline(model.cfg.d_model, model.cfg.d_head, N_BASELINE, a.seed)
+    out, first = ({"baseline": _baseline(b)} for b in baselines)
+    for name, read, other in (("Q", W_Q, W_K), ("K", W_K, W_Q), ("V", W_V, W_O.mT)):
+        args = (model.W_V[0], model.W_O[0], read, other)
+        out[name] = _score_summary(common.composition_scores(*args), out["baseline"])
+        first[name] = _score_summary(common.first_published_scores(*args), first["baseline"])
+    A0 = a.run.patterns[0]
+    return out | {"first_published": first,
+                  "prev_token": common.mean_attention(A0, 1).tolist(),
+                  "two_back": common.mean_attention(A0, 2).tolist(),
+                  "start_token": A0[..., 0].mean((-1, -2)).tolist()}
+
+
+def _baseline(scores: torch.Tensor) -> dict:
+    return {"mean": scores.mean().item(), "sd": scores.std().item(), "n": len(scores)}
+
+
+def _score_summary(scores: torch.Tensor, baseline: dict) -> dict:
+    """Scores [h2, h1] against their own random baseline."""
+    scores = scores.cpu()
+    h2, h1 = divmod(int(scores.argmax()), scores.shape[1])
+    return {"scores": scores.tolist(), "max": scores.max().item(), "max_pair": {"h2": h2, "h1": h1},
+            "mean": scores.mean().item(), "mean_by_h1": scores.mean(0).tolist(),
+            "n_above": int((scores > baseline["mean"] + THRESHOLD).sum()),
+            "z": ((scores - baseline["mean"]) / baseline["sd"]).tolist()}
+
+
+def print_composition(r: dict, results: dict, log: common.Log) -> None:
+    m, first = results["sections"]["model"], r["first_published"]
+    log("== 4. COMPOSITION SCORES  ||W_A W_B||_F / (||W_A||_F ||W_B||_F)  (paper shapes, layer-0 "
+        "head h1 -> layer-1 head h2)")
+    log(f"  random baseline (two random rank-{m['d_head']} {m['d_model']} x {m['d_model']} "
+        f"matrices, mean of {r['baseline']['n']}): {r['baseline']['mean']:.4f}")
+    for kind in "QKV":
+        log(f"  {kind}-composition: {_score_line(r[kind], m)}")
+    heads = lambda values, digits: ", ".join(  # noqa: E731
+        f"0.{h} {v:.{digits}f}" for h, v in enumerate(values))
+    log(f"  layer-0 heads, mean attention to the previous token: {heads(r['prev_token'], 2)}")
+    log(f"  layer-0 heads, mean attention to the start token: {heads(r['start_token'], 2)}")
+    log(f"  layer-0 heads, mean attention to two tokens back: {heads(r['two_back'], 2)}")
+    for kind in "QKV":
+        log(f"  {kind}-composition, mean over the {m['n_heads']} layer-1 heads, per layer-0 head: "
+            f"{heads(r[kind]['mean_by_h1'], 3)}")
+    log("  as first published, before the correction (the first factor moved to the end); random "
+        f"baseline: {first['baseline']['mean']:.4f}")
+    for kind in "QKV":
+        log(f"    {kind}-composition: {_score_line(first[kind], m)}")
+
+
+def _score_line(s: dict, m: dict) -> str:
+    h2, h1 = s["max_pair"]["h2"], s["max_pair"]["h1"]
+    return (f"max {s['max']:.3f} (head 1.{h2} reads head 0.{h1}), {s['mean']:.3f}, pairs above "
+            f"baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
+
+
+# ------------------------------------------------------------------ 5. attention scores
+
+
+@dataclass(frozen=True)
+class ScoreGroups:
+    """Scores of one layer-1 head, unmasked, by what layer 0 prepared: [batch, query, key] each."""
+
+    none: torch.Tensor
+    Q: torch.Tensor
+    K: torch.Tensor
+    QK: torch.Tensor
+    K_of_head: Float[torch.Tensor, "h1 batch query key"]  # K, one layer-0 head's moved key alone
+
+    def total(self) -> torch.Tensor:
+        """The head's scores; above the diagonal they are what the mask then hides."""
+        return self.none + self.Q + self.K + self.QK
+
+
+@torch.no_grad()
+def score_groups(
+    run: common.FrozenRun, paths: common.Paths, h2: int, bias_is_moved: bool = False
+) -> ScoreGroups:
+    """Split the scores of layer-1 head h2 by path ("The attention scores as a sum of paths").
+
+    s_ij = (d_i + m_i) W_QK (d_j + m_j) / sqrt(d_head), query and key each split into the direct
+    part d = cen(x0 + b_O(0)) / s1 (with b_Q or b_K) and the moved part m = cen(sum_h1 o0[h1]) / s1:
+    none (d, d), Q (m, d), K (d, m), QK (m, m). Exact up to rounding.
+    """
+    m, s1, b0 = run.model, run.scales[1], run.b_O[0]
+    W_Q, W_K = m.W_Q[1, h2], m.W_K[1, h2]
+    read = cen(run.x0 if bias_is_moved else run.x0 + b0) / s1
+    moved = paths.z_single[0] / s1  # [h1, batch, pos, d_head]; moved @ cen(W_O) is cen(o0) / s1
+    W_O = cen(m.W_O[0])[:, None]
+    q_moved, k_moved = moved @ (W_O @ W_Q), moved @ (W_O @ W_K)
+    extra = cen(b0) / s1 if bias_is_moved else torch.zeros_like(read)
+    q = (read @ W_Q + m.b_Q[1, h2], q_moved.sum(0) + extra @ W_Q)
+    k = (read @ W_K + m.b_K[1, h2], k_moved.sum(0) + extra @ W_K)
+    scale = m.cfg.attn_scale
+    group = lambda a, b: a @ b.transpose(-1, -2) / scale  # noqa: E731
+    return ScoreGroups(group(q[0], k[0]), group(q[1], k[0]), group(q[0], k[1]),
+                       group(q[1], k[1]), group(q[0], k_moved))
+
+
+def compute_attention_groups(a: Analysis, results: dict) -> dict:
+    run, worst = a.run, 0.0
+    past = torch.ones(run.scores.shape[-2:], dtype=torch.bool, device=run.scores.device).tril()
+    tv: dict = {"without_K": [], "without_Q": [], "without_QK": [], "none_alone": []}
+    tv_head = []
+    for h2, (scores, pattern) in enumerate(zip(run.scores[1], run.patterns[1])):
+        g = score_groups(run, a.paths, h2, a.choices["bias_is_moved"])
+        full = g.total()
+        worst = max(worst, (full - scores)[:, past].abs().max().item())
+        for name, left in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
+            tv[name].append(_change(left, pattern).item())
+        tv_head.append(_change(full - g.K_of_head, pattern).tolist())
+    return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": tv_head}
+
+
+def _change(scores: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
+    """Total variation between the pattern that unmasked scores give and the model's."""
+    return common.total_variation(common.softmax_causal(scores), pattern)
+
+
+def print_attention_groups(r: dict, results: dict, log: common.Log) -> None:
+    log("== 5. ATTENTION SCORES OF THE LAYER-1 HEADS IN FOUR GROUPS (layer-0 patterns frozen; "
+        "change of the pattern: total variation)")
+    log("  no-composition + Q + K + Q-and-K terms vs the model's scores: max |diff| = "
+        f"{r['max_abs_diff']:.1e}")
+    tv = r["tv"]
+    for h, K in enumerate(tv["without_K"]):
+        log(f"    head 1.{h}: without K terms {K:.2f}, without Q terms {tv['without_Q'][h]:.2f}, "
+            f"without Q-and-K {tv['without_QK'][h]:.2f}; no-composition term alone "
+            f"{tv['none_alone'][h]:.2f}")
+    log("  without the K term of one layer-0 head alone:")
+    for h, row in enumerate(r["tv_without_K_of_head"]):
+        log(f"    head 1.{h}: " + ", ".join(f"0.{h1} {v:.2f}" for h1, v in enumerate(row)))
+
+
+# ------------------------------------------------------------------ 6. virtual heads
+
+
+def _virtual_pattern(a: Analysis, h2: int, h1: int) -> dict:
+    """The pattern A1[h2] A0[h1] seen as one head's: where it looks, and that it is a pattern."""
+    product = a.run.patterns[1, h2] @ a.run.patterns[0, h1]
+    rows = 3 if a.choices["distinct_places"] else 0
+    seen = product[:, rows:]
+    look = [seen[..., 0].mean().item()]
+    look += [seen.diagonal(rows - k, -2, -1).mean().item() for k in range(3)]
+    return {"h2": h2, "h1": h1, "pattern": look,
+            "row_sum_error": (product.sum(-1) - 1).abs().max().item(),
+            "future_max": product.triu(1).abs().max().item()}
+
+
+def compute_virtual_heads(a: Analysis, results: dict) -> dict:
+    s = results["sections"]
+    removed, V = s["term_importance"]["virtual_removed"], s["composition"]["V"]["scores"]
+    heads = [_virtual_pattern(a, h2, h1) | {"v_composition": V[h2][h1],
+                                            "loss_increase": removed[h2][h1]}
+             for h2, h1 in pairs(a.paths.z_virtual)]
+    return {"most_important": max(heads, key=lambda v: v["loss_increase"]),
+            "most_two_back": max(heads, key=lambda v: v["pattern"][3]), "all": heads}
+
+
+def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
+    log("== 6. VIRTUAL HEADS AS HEADS: PATTERN A^h2 A^h1 (mean weight on the start token, on the "
+        "token itself, 1 back, 2 back)")
+    for label, key in (("most important", "most_important"), ("most two-back", "most_two_back")):
+        v = r[key]
+        log(f"  {label}: 1.{v['h2']} o 0.{v['h1']}: pattern {[round(x, 2) for x in v['pattern']]}; "
+            f"rows add up to 1 (max |sum - 1| {v['row_sum_error']:.1e}); future entries "
+            f"{v['future_max']:g}; V-composition score {v['v_composition']:.3f}; removing it: loss "
+            f"{v['loss_increase']:+.3f}")
+
+
+@torch.no_grad()
+def repeated_tokens(model, n_ids: int, n_rows: int, seed: int) -> torch.Tensor:
+    """Rows of BOS and n_ids random tokens, twice over: [n_rows, 1 + 2 n_ids].
+
+    The ids of a row are all different (so that each has one first occurrence) and not special.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    special = set(model.tokenizer.all_special_ids)
+    usable = torch.tensor([i for i in range(model.cfg.d_vocab) if i not in special])
+    rows = torch.stack([usable[torch.randperm(len(usable), generator=generator)[:n_ids]]
+                        for _ in range(n_rows)])
+    bos = torch.full((n_rows, 1), model.tokenizer.bos_token_id)
+    return torch.cat([bos, rows, rows], 1).to(model.cfg.device)
+
+
+def induction_scores(run: common.FrozenRun) -> Float[torch.Tensor, "layer head"]:
+    """Mean attention from each token of the second half to the one after its first occurrence.
+
+    For a run on repeated_tokens: query 1 + n + i, key 1 + i + 1, so n - 1 back, i = 0 .. n - 1.
+    """
+    n = (run.tokens.shape[1] - 1) // 2
+    back = run.patterns.diagonal(1 - n, -2, -1)  # entry j: query n - 1 + j, key j
+    return back[..., 2 : n + 2].mean((-1, -2))
+
+
+def compute_induction(a: Analysis, results: dict) -> dict:
+    model = a.run.model
+    n = min(a.choices["induction_ids"], (model.cfg.n_ctx - 1) // 2)
+    tokens = repeated_tokens(model, n, N_INDUCTION_ROWS, a.seed)
+    run = common.freeze(model, tokens)
+    return {"score": induction_scores(run).tolist(), "n_ids": n, "n_rows": N_INDUCTION_ROWS}
+
+
+def print_induction(r: dict, results: dict, log: common.Log) -> None:
+    log(f"  induction scores ({r['n_rows']} sequences of {r['n_ids']} random tokens, twice):")
+    for layer, row in enumerate(r["score"]):
+        log("    " + ", ".join(f"{layer}.{h} {v:.2f}" for h, v in enumerate(row)))
+
+
+def compute_counting(a: Analysis, results: dict) -> dict:
+    """How many virtual heads of order 2 there are in a model of 12 layers of 12 heads."""
+    layers, heads = 12, 12
+    pairs_of_layers = layers * (layers - 1) // 2
+    return {"heads": layers * heads, "layer_pairs": pairs_of_layers,
+            "virtual_order_2": pairs_of_layers * heads**2}
+
+
+def print_counting(r: dict, results: dict, log: common.Log) -> None:
+    log(f"  12 layers of 12 heads: {r['heads']} heads, {r['layer_pairs']} pairs of layers, "
+        f"{r['virtual_order_2']:,} virtual heads of order 2")
+
+
+SECTIONS = [
+    ("model", compute_model, print_model),
+    ("path_expansion", compute_path_expansion, print_path_expansion),
+    ("term_importance", compute_term_importance, print_term_importance),
+    ("composition", compute_composition, print_composition),
+    ("attention_groups", compute_attention_groups, print_attention_groups),
+    ("virtual_heads", compute_virtual_heads, print_virtual_heads),
+    ("induction", compute_induction, print_induction),
+    ("counting", compute_counting, print_counting),
+]
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = common.parser(__doc__, PUBLISHED_MODEL).parse_args(argv)
+    out = common.results_dir(args, PUBLISHED_MODEL)
+    model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
+    choices = CHOICES | ({"seq_len": args.seq_len} if args.seq_len else {})
+    tokens, text = common.load_tokens(
+        model, args.model, args.text, args.tokens, args.seq_len, choices["bos_counted"],
+        choices["join"], choices["keep_blank"])
+    run = common.freeze(model, tokens)
+    a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
+    meta = common.run_meta("circuits_part5.py", source, text, args, choices)
+    results: dict = {"meta": meta, "sections": {}}
+    log = common.Log()
+    for name, compute, show in SECTIONS:
+        section = results["sections"][name] = compute(a, results)
+        show(section, results, log)
+    written = common.write_results(out, "part5", results, log)
+    common.notice("wrote " + ", ".join(str(p) for p in written))
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(common.run_script(main))

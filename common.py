@@ -1,0 +1,905 @@
+"""Kernels and house-keeping shared by the circuits_part*.py scripts.
+
+Top to bottom, as the data goes: loading, the frozen run, path expansion, losses, attention
+scores, composition, report. A kernel takes tensors and gives tensors; it knows nothing of the
+article's sentences, and a script knows nothing of tiles.
+
+Notation: row vectors, TransformerLens shapes. A head reads x [batch, pos, d_model] as x W_Q,
+x W_K, x W_V (W: [d_model, d_head]) and writes z W_O ([d_head, d_model]). Axes stand in the order
+layer, head, batch, query (or pos), key, then d_head, d_model or d_vocab; h2 (layer 1) before h1
+(layer 0) for pairs. `cen(x)` is x minus its mean over d_model, and LayerNorm is cen(x) / scale,
+its weight and bias folded into the next matrices. Losses are in nats per token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+HERE = pathlib.Path(__file__).resolve().parent
+MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
+PROCESSING = dict(
+    fold_ln=True,
+    center_writing_weights=True,
+    center_unembed=True,
+    fold_value_biases=True,
+    refactor_factored_attn_matrices=False,
+)
+WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
+WIKITEXT_ROWS = 4358
+WIKITEXT_SHA256 = "bbf94c53a05abe9ee670d3b6343608095822c85e26de37c70b24fc571964574a"
+HELLO_IDS = [11765, 14, 1499, 3]  # "Hello, world!" in the public models' tokenizer, without BOS
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class UserError(Exception):
+    """A mistake in the input or the surroundings: one line that names cause and remedy, exit 2."""
+
+
+def notice(line: str) -> None:
+    """Say something beside the log: stderr, so that stdout stays the article's."""
+    print(line, file=sys.stderr, flush=True)
+
+
+# ==================================================================================== Loading
+
+
+def load_model(
+    name: str,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    n_layers: int | None = None,
+    processing: dict = PROCESSING,
+) -> tuple[HookedTransformer, dict]:
+    """Load an attention-only model, its weights processed as `processing` says.
+
+    Args:
+        name: a TransformerLens name ("attn-only-2l"), "mini" (the bundled model of `n_layers`
+            layers), "mini-1l", "mini-2l", or a folder with config.json, model.safetensors or
+            model_final.pth, and tokenizer files.
+        device: "cpu", "cuda", "cuda:1", ... Never chosen by itself.
+        dtype: float32 or float64; the weights are processed (folded, centred) in it too.
+        n_layers: the number of layers the caller can work with; None for any.
+        processing: the flags of HookedTransformer.from_pretrained, by name.
+
+    A public model comes through TransformerLens when the hub answers, and from the files in the
+    Hugging Face cache when it does not (TransformerLens alone fails there, even with every file
+    cached: it asks the hub for the list of files).
+
+    Returns:
+        the model, and where it came from: {model, revision, weights_sha256}.
+
+    Raises:
+        UserError: unknown name, not attention-only, positions not standard, another number of
+            layers, no such device, unreadable weights, or nothing cached and no network.
+    """
+    prepare_torch(device)
+    if name == "mini":
+        name = f"mini-{n_layers or 2}l"
+    folder = MINI / name if name in ("mini-1l", "mini-2l") else pathlib.Path(name)
+    if folder.is_dir():
+        config = folder / "config.json"
+        weights = folder / "model.safetensors"
+        if not weights.exists():
+            weights = folder / "model_final.pth"
+        for file in (config, weights):
+            if not file.is_file():
+                raise UserError(f"{folder} has no {file.name}: a model folder holds config.json, "
+                                "model.safetensors or model_final.pth, and tokenizer files")
+        source = {"model": folder.name or folder.resolve().name, "revision": None}
+        model = _model_from_files(config, weights, folder, device, dtype, n_layers, processing)
+    else:
+        model, weights, source = _public_model(name, device, dtype, n_layers, processing)
+    return model.eval().requires_grad_(False), source | {"weights_sha256": sha256(weights)}
+
+
+def prepare_torch(device: str) -> None:
+    """Full float32 precision, repeatable kernels; UserError if there is no such device."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        torch.zeros(1, device=device)
+    except Exception as e:
+        cause = str(e).splitlines()[0]
+        raise UserError(f"no device {device!r} here ({cause}): take --device cpu") from None
+    torch.use_deterministic_algorithms(device.startswith("cuda"))
+
+
+def _check_config(config: dict, name: str, n_layers: int | None) -> None:
+    """UserError unless the model is one that the kernels are exact for."""
+    if not config.get("attn_only"):
+        raise UserError(f"{name} is not attention-only: take attn-only-1l, attn-only-2l, "
+                        "another TransformerLens model named attn-only-*, or mini")
+    positions = config.get("positional_embedding_type",
+                           "shortformer" if config.get("shortformer_pos") else "standard")
+    if positions != "standard":
+        raise UserError(f"{name} has {positions} position embeddings, not standard ones that are "
+                        "added to the stream once: take attn-only-1l, attn-only-2l or mini")
+    if config.get("normalization", config.get("normalization_type")) not in ("LN", "LNPre"):
+        raise UserError(f"{name} does not use LayerNorm: take attn-only-1l, attn-only-2l or mini")
+    if n_layers and config["n_layers"] != n_layers:
+        raise UserError(f"{name} has {config['n_layers']} layer(s), this script reads models of "
+                        f"{n_layers}: take attn-only-{n_layers}l or mini")
+
+
+def _model_from_files(
+    config_file: pathlib.Path,
+    weights_file: pathlib.Path,
+    tokenizer_dir: pathlib.Path | str,
+    device: str,
+    dtype: torch.dtype,
+    n_layers: int | None,
+    processing: dict,
+) -> HookedTransformer:
+    """A model from config.json and weights as the public attention-only models store them."""
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        _check_config(config, config_file.parent.name, n_layers)
+        sizes = {k: config[k] for k in ("n_layers", "d_model", "d_head", "n_heads", "n_ctx",
+                                        "d_vocab", "attn_only")}
+    except (ValueError, KeyError, TypeError, OSError) as e:
+        raise UserError(f"{config_file} is not the config.json of an attention-only model ({e!r}): "
+                        "fetch it again or name another model") from None
+    state = _read_weights(weights_file)
+    HookedTransformer = _hooked_transformer()
+    from transformer_lens import HookedTransformerConfig
+    from transformers import AutoTokenizer
+
+    cfg = HookedTransformerConfig(  # no MLP, so act_fn is never used; any name will do
+        **sizes, act_fn="relu", normalization_type="LN", device=device, dtype=dtype,
+        init_weights=False, model_name=config_file.parent.name)
+    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
+    with contextlib.redirect_stdout(sys.stderr):
+        model = HookedTransformer(cfg, tokenizer)
+        wanted = {k: v.shape for k, v in model.state_dict().items()
+                  if not k.endswith(("mask", "IGNORE"))}
+        bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
+        bad += [k for k in wanted if k in state and state[k].shape != wanted[k]]
+        if bad:
+            raise UserError(f"{weights_file} does not fit {config_file.name}: {bad[0]} is missing "
+                            "or of another shape (fetch both files again)")
+        state = {k: state[k].to(dtype) for k in wanted if k in state}
+        model.load_and_process_state_dict(state, **processing)
+        model.to(device)
+    return model
+
+
+def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            import safetensors.torch
+
+            state = safetensors.torch.load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        bad = [k for k, v in state.items() if not bool(torch.isfinite(v).all())
+               and not k.endswith("IGNORE")]
+    except Exception as e:
+        cause = (str(e).splitlines() or [type(e).__name__])[0][:120]
+        raise UserError(f"{file} is not a readable state dict of weights ({cause}): "
+                        "delete it and fetch it again") from None
+    if bad:
+        raise UserError(f"{file}: {bad[0]} has values that are not finite: fetch it again")
+    return state
+
+
+def _hooked_transformer() -> type[HookedTransformer]:
+    """The class, imported late: it costs seconds that reading a results file should not."""
+    version = importlib.metadata.version("transformer_lens")
+    if int(version.split(".")[0]) >= 4:
+        raise UserError(f"transformer_lens {version} has no HookedTransformer: "
+                        'pip install "transformer_lens<4"')
+    from transformer_lens import HookedTransformer
+
+    return HookedTransformer
+
+
+def hub_answers() -> bool:
+    """Whether the Hugging Face hub answers; where it does not, its libraries are told so.
+
+    Asked before transformers, datasets and TransformerLens are imported, since they read the
+    setting at import, and try for long what cannot succeed.
+    """
+    import huggingface_hub.constants
+
+    if not huggingface_hub.constants.HF_HUB_OFFLINE:
+        try:
+            huggingface_hub.HfApi().dataset_info(WIKITEXT[0], timeout=4)
+            return True
+        except Exception:
+            notice("the Hugging Face hub does not answer: using what its cache holds")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    return False
+
+
+def _public_model(name, device, dtype, n_layers, processing):
+    """A TransformerLens model by name: (model, weights file, source)."""
+    online = hub_answers()
+    HookedTransformer = _hooked_transformer()
+    import transformer_lens.loading_from_pretrained as tl
+    from huggingface_hub import constants, hf_hub_download
+
+    try:
+        repo = tl.get_official_model_name(name)
+    except ValueError:
+        raise UserError(f"no model {name!r}: it is neither a TransformerLens name (attn-only-1l, "
+                        "attn-only-2l, ...) nor mini, mini-1l, mini-2l, nor a folder") from None
+    script = f"circuits_part{3 + n_layers}.py" if n_layers in (1, 2) else "circuits_part5.py"
+    cold = UserError(f"{repo} is not in the Hugging Face cache {constants.HF_HUB_CACHE} and the "
+                     f"hub does not answer: connect once, or run python {script} --model mini")
+
+    def fetch(repo: str, file: str) -> pathlib.Path:
+        try:
+            return pathlib.Path(hf_hub_download(repo, file, local_files_only=not online))
+        except Exception:
+            raise cold from None
+
+    config_file = fetch(repo, "config.json")
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    _check_config(config, name, n_layers)
+    source = {"model": name, "revision": config_file.parent.name}
+    if online:
+        with contextlib.redirect_stdout(sys.stderr):
+            model = HookedTransformer.from_pretrained(name, device=device, dtype=dtype,
+                                                      **processing)
+    weights = next(iter(sorted(config_file.parent.glob("*final.pth"))), None)
+    if weights is None:
+        raise cold
+    if not online:
+        tokenizer = fetch(config["tokenizer_name"], "tokenizer.json").parent
+        model = _model_from_files(config_file, weights, tokenizer, device, dtype, n_layers,
+                                  processing)
+    if name in ("attn-only-1l", "attn-only-2l") and encode(model, "Hello, world!") != HELLO_IDS:
+        raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
+                        "world!': install the versions that requirements.txt pins")
+    return model, weights, source
+
+
+def sha256(data: pathlib.Path | str) -> str:
+    """Hex digest of a file's bytes, or of a string in UTF-8."""
+    if isinstance(data, str):
+        return hashlib.sha256(data.encode("utf-8")).hexdigest()
+    with data.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def encode(model: HookedTransformer, text: str) -> list[int]:
+    """Token ids of a text, without BOS."""
+    return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def wikitext(join: str = "\n\n", keep_blank: bool = True) -> str:
+    """The WikiText-2 test split, its rows joined; checked against the split's known content."""
+    hub_answers()
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(WIKITEXT[0], WIKITEXT[1], split=WIKITEXT[2])["text"]
+        rows = list(rows)
+    except Exception:
+        raise UserError(f"{WIKITEXT[0]} {WIKITEXT[1]} is not in the cache "
+                        f"{datasets.config.HF_DATASETS_CACHE} and the hub does not answer: "
+                        "connect once, or name a text with --text FILE") from None
+    if len(rows) != WIKITEXT_ROWS or sha256("".join(rows)) != WIKITEXT_SHA256:
+        notice("warning: the WikiText-2 test split here is not the one this was made with; "
+               "the losses cannot be compared with the published ones")
+    return join.join(r for r in rows if keep_blank or r.strip())
+
+
+def load_tokens(
+    model: HookedTransformer,
+    name: str,
+    text_file: str | None = None,
+    n_tokens: int = 3072,
+    seq_len: int | None = None,
+    bos_counted: bool = True,
+    join: str = "\n\n",
+    keep_blank: bool = True,
+) -> tuple[Int[Tensor, "batch pos"], dict]:
+    """Rows of a text, each BOS and the next stretch of it: [n_tokens // seq_len, seq_len].
+
+    The text is `text_file`, or the bundled sample for the bundled models, or else the WikiText-2
+    test split. It is tokenised once, no further than needed, and BOS is added here, once.
+
+    Args:
+        name: the model's name as it was asked for.
+        n_tokens: tokens in all, BOS counted.
+        seq_len: tokens of a row; 256, or the model's context where that is shorter.
+        bos_counted: False puts BOS before seq_len tokens of text instead of seq_len - 1.
+        join, keep_blank: how the rows of WikiText become one text.
+
+    Returns:
+        the ids, and {n_tokens, seq_len, text, text_sha256, token_ids_sha256}.
+
+    Raises:
+        UserError: text too short, rows longer than the context, unreadable file.
+    """
+    n_ctx = model.cfg.n_ctx
+    seq_len = min(256, n_ctx) if seq_len is None else seq_len
+    if seq_len + (not bos_counted) > n_ctx:
+        raise UserError(f"--seq-len {seq_len} is longer than the context of {name}, {n_ctx} tokens:"
+                        f" take --seq-len {n_ctx} or less")
+    if seq_len < 2 or n_tokens < seq_len:
+        raise UserError(f"--tokens {n_tokens} and --seq-len {seq_len} make no sequence: a sequence "
+                        "has 2 tokens or more, and --tokens holds at least one sequence")
+    n_rows, per_row = n_tokens // seq_len, seq_len - bos_counted
+    if n_rows * seq_len != n_tokens:
+        notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
+    if text_file is None and name.startswith("mini"):
+        text_file = str(MINI / "sample.txt")
+    ids, text_hash = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
+    if len(ids) < n_rows * per_row:
+        raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows} sequences "
+                        f"take {n_rows * per_row:,}: take --tokens "
+                        f"{len(ids) // per_row * seq_len} or a longer text")
+    bos = model.tokenizer.bos_token_id
+    if bos is None or bos in ids:
+        raise UserError(f"{text_file or 'WikiText-2'} contains the start token of {name} as text: "
+                        "take another text")
+    rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]
+    flat = " ".join(str(i) for row in rows for i in row)
+    meta = {"n_tokens": n_rows * len(rows[0]), "seq_len": len(rows[0]),
+            "text": pathlib.Path(text_file).name if text_file else "/".join(WIKITEXT),
+            "text_sha256": text_hash, "token_ids_sha256": sha256(flat)}
+    return torch.tensor(rows, device=model.cfg.device), meta
+
+
+def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], str]:
+    """At least n_needed ids from the start of the text if it has them, and the text's hash.
+
+    A tokenizer decides word by word, so a prefix has the ids of the whole but for its last word.
+    """
+    text = wikitext(join, keep_blank) if text_file is None else None
+    n_chars = 16 * n_needed + 4096
+    while True:
+        if text_file is None:
+            part = text[:n_chars]
+        else:
+            try:
+                with open(text_file, encoding="utf-8", newline="") as f:
+                    part = f.read(n_chars)
+            except (OSError, UnicodeDecodeError) as e:
+                cause = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+                raise UserError(f"cannot read --text {text_file}: {cause}") from None
+        ids = encode(model, part)
+        if len(part) < n_chars or len(ids) >= n_needed + 64:
+            return ids[:n_needed], sha256(text if text is not None else part)
+        n_chars *= 4
+
+
+# ================================================================================= Frozen run
+
+
+def cen(x: Tensor) -> Tensor:
+    """x minus its mean over the last axis (d_model), the centring of LayerNorm."""
+    return x - x.mean(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class FrozenRun:
+    """One normal run, kept: what the expansion holds fixed, and what it is checked against."""
+
+    model: HookedTransformer
+    tokens: Int[Tensor, "batch pos"]
+    streams: Float[Tensor, "layers+1 batch pos d_model"]  # before each layer, and at the end
+    scales: Float[Tensor, "layers+1 batch pos 1"]  # of each layer's LayerNorm and the final one
+    patterns: Float[Tensor, "layer head batch query key"]
+    scores: Float[Tensor, "layer head batch query key"]  # masked, before the softmax
+    final: Float[Tensor, "batch pos d_model"]  # what the unembedding reads
+
+    @property
+    def x0(self) -> Float[Tensor, "batch pos d_model"]:
+        """Embedding + position."""
+        return self.streams[0]
+
+    @property
+    def b_O(self) -> Float[Tensor, "layer d_model"]:
+        """What each layer adds whatever it reads: b_O, and b_V W_O where b_V was not folded."""
+        m = self.model
+        return m.b_O + torch.einsum("lhe,lhed->ld", m.b_V, m.W_O)
+
+    def readout(self, stream: Float[Tensor, "batch pos d_model"]) -> Tensor:
+        """cen(stream) / s_final, with the scale of the full run: what W_U reads. Same shape."""
+        return cen(stream) / self.scales[-1]
+
+
+@torch.no_grad()
+def freeze(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> FrozenRun:
+    """Run the model once and keep patterns, scales and streams. The logits are never made."""
+    layers = range(model.cfg.n_layers)
+    end = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    kept = {"hook_resid_pre", "hook_resid_post", "hook_scale", "hook_pattern", "hook_attn_scores",
+            "hook_normalized"}
+    _, cache = model.run_with_cache(
+        tokens, return_type=None, names_filter=lambda n: n.rsplit(".", 1)[-1] in kept
+    )
+    per_head = lambda hook: torch.stack(  # noqa: E731
+        [cache[f"blocks.{i}.attn.{hook}"].transpose(0, 1) for i in layers]
+    )
+    return FrozenRun(
+        model=model,
+        tokens=tokens,
+        streams=torch.stack([*(cache[f"blocks.{i}.hook_resid_pre"] for i in layers), cache[end]]),
+        scales=torch.stack([*(cache[f"blocks.{i}.ln1.hook_scale"] for i in layers),
+                            cache["ln_final.hook_scale"]]),
+        patterns=per_head("hook_pattern"),
+        scores=per_head("hook_attn_scores"),
+        final=cache["ln_final.hook_normalized"],
+    )
+
+
+# ============================================================================= Path expansion
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The terms of a two-layer model: 1 direct, 2 x heads single, heads x heads virtual.
+
+    A head's term is z W_O with z [..., d_head] wide; only z is kept, so a virtual head costs
+    d_head numbers a position and never d_model.
+    """
+
+    run: FrozenRun
+    direct: Float[Tensor, "batch pos d_model"]
+    bias: Float[Tensor, "batch pos d_model"]  # zero, unless b_O(0) counts as moved
+    bias_moved: Float[Tensor, "batch pos d_model"]  # layer 1 reading b_O(0), likewise
+    z_single: Float[Tensor, "layer head batch pos d_head"]
+    z_virtual: Float[Tensor, "h2 h1 batch pos d_head"]
+
+    def heads(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
+        """The sum of one layer's single-head terms."""
+        return write(self.z_single[layer], self.run.model.W_O[layer])
+
+    def virtual(self) -> Float[Tensor, "batch pos d_model"]:
+        """The sum of all virtual-head terms."""
+        return write(self.z_virtual.sum(1), self.run.model.W_O[1])
+
+    def stream(self, order: int) -> Float[Tensor, "batch pos d_model"]:
+        """The sum of all terms that run through at most `order` heads."""
+        y = self.direct
+        if order >= 1:
+            y = y + self.bias + self.heads(0) + self.heads(1)
+        if order >= 2:
+            y = y + self.bias_moved + self.virtual()
+        return y
+
+
+def write(
+    z: Float[Tensor, "head batch pos d_head"], W_O: Float[Tensor, "head d_head d_model"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """sum over heads of z W_O: what these heads add to the stream."""
+    head, batch, pos, d_head = z.shape
+    flat = z.permute(1, 2, 0, 3).reshape(batch, pos, head * d_head)
+    return flat @ W_O.reshape(head * d_head, -1)
+
+
+def attend(
+    pattern: Float[Tensor, "head batch query key"],
+    x: Float[Tensor, "batch pos d_model"],
+    W_V: Float[Tensor, "head d_model d_head"],
+) -> Float[Tensor, "head batch pos d_head"]:
+    """z = A (x W_V) for every head, x already centred and scaled."""
+    return pattern @ (x @ W_V[:, None])
+
+
+@torch.no_grad()
+def expand(run: FrozenRun, bias_is_moved: bool = False) -> Paths:
+    """All terms of the two-layer path expansion, patterns and scales frozen.
+
+    T = Id x W_E W_U + sum_h A^h x W_E W_OV^h W_U
+        + sum_{h2,h1} (A^h2 A^h1) x W_E W_OV^h1 W_OV^h2 W_U
+
+    ("The logits as a sum of paths"), with LayerNorm as a fixed scale:
+
+        direct           x0 + b_O(0) + b_O(1)
+        layer-0 head h   o0[h] = A0[h] (cen(x0) / s0 W_V) W_O
+        layer-1 head h   A1[h] (cen(x0 + b_O(0)) / s1 W_V) W_O
+        virtual h2 o h1  A1[h2] (cen(o0[h1]) / s1 W_V[h2]) W_O[h2]
+
+    Exact up to rounding: the terms add up to the run's final stream, since with A and s held
+    every step is linear. cen(z W_O) = z cen(W_O), so o0 is never written out per head.
+
+    Args:
+        bias_is_moved: count b_O(0) with what layer 0 moves instead of with the direct path.
+
+    Cost: heads^2 x batch x pos^2 x d_head multiplications for the virtual heads.
+    """
+    W_V, W_O = run.model.W_V, run.model.W_O
+    if len(W_V) != 2:
+        raise ValueError(f"expand is for two layers, the model has {len(W_V)}")
+    s0, s1, _ = run.scales
+    A0, A1 = run.patterns
+    b0, b1 = run.b_O
+    read_by_1 = run.x0 if bias_is_moved else run.x0 + b0
+    z0 = attend(A0, cen(run.x0) / s0, W_V[0])
+    z1 = attend(A1, cen(read_by_1) / s1, W_V[1])
+    W_OV = cen(W_O[0]) @ W_V[1][:, None]  # [h2, h1, d_head, d_head]
+    z_virtual = torch.stack([A1[h2] @ (z0 / s1 @ W_OV[h2][:, None]) for h2 in range(len(A1))])
+    nothing = torch.zeros_like(run.x0)
+    if bias_is_moved:
+        direct, bias = run.x0 + b1, nothing + b0
+        bias_moved = write(attend(A1, cen(bias) / s1, W_V[1]), W_O[1])
+    else:
+        direct, bias, bias_moved = run.x0 + b0 + b1, nothing, nothing
+    return Paths(run, direct, bias, bias_moved, torch.stack([z0, z1]), z_virtual)
+
+
+@torch.no_grad()
+def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
+    """The virtual heads' sum, split by what the layer-0 heads read.
+
+    Every layer-0 pattern is split into its column of source position 0 and the rest; the two
+    halves are moved on by layer 1 apart from each other.
+
+    Returns:
+        (start, real), each [batch, pos, d_model]; they add up to Paths.virtual().
+    """
+    W_V, W_O = run.model.W_V, run.model.W_O
+    start = run.patterns[0].clone()
+    start[..., 1:] = 0
+    halves = []
+    for A0 in (start, run.patterns[0] - start):
+        moved = write(attend(A0, cen(run.x0) / run.scales[0], W_V[0]), W_O[0])
+        halves.append(write(attend(run.patterns[1], cen(moved) / run.scales[1], W_V[1]), W_O[1]))
+    return halves[0], halves[1]
+
+
+@torch.no_grad()
+def staged_streams(run: FrozenRun, max_order: int) -> Float[Tensor, "order batch pos d_model"]:
+    """Final streams of order <= 0, 1, ..., max_order by the paper's own algorithm.
+
+    ("Term Importance Analysis".) The model runs again and again with the patterns and scales of
+    `run` frozen. In stage 0 every head's output is zero; in stage n it is what that head computed
+    in stage n - 1. Any number of layers; an independent route to Paths.stream.
+    """
+    model, end = run.model, f"blocks.{run.model.cfg.n_layers - 1}.hook_resid_post"
+    saved: dict[str, Tensor] = {}
+    streams = []
+
+    def replace_z(z, hook):
+        before, saved[hook.name] = saved.get(hook.name), z.clone()
+        return torch.zeros_like(z) if before is None else before
+
+    hooks = [(end, lambda x, hook: streams.append(x))]
+    for i in range(model.cfg.n_layers):
+        pattern, scale = run.patterns[i].transpose(0, 1), run.scales[i]
+        hooks += [(f"blocks.{i}.attn.hook_pattern", lambda x, hook, keep=pattern: keep),
+                  (f"blocks.{i}.ln1.hook_scale", lambda x, hook, keep=scale: keep),
+                  (f"blocks.{i}.attn.hook_z", replace_z)]
+    for _ in range(max_order + 1):
+        model.run_with_hooks(run.tokens, return_type=None, fwd_hooks=hooks)
+    return torch.stack(streams)
+
+
+# ===================================================================================== Losses
+
+ROWS, COLUMNS = 256, 2048  # a tile of logits: 2 MB in float32, what a core's cache holds
+
+
+def _tiles(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def _log_normalizer(x: Float[Tensor, "n d_model"], W_U: Tensor, b_U: Tensor) -> Tensor:
+    """log sum exp of the logits x W_U + b_U over the vocabulary, tile by tile. [n]"""
+    high = torch.full_like(x[:, 0], -torch.inf)
+    total = torch.zeros_like(high)
+    for columns in _tiles(W_U.shape[1], COLUMNS):
+        for rows in _tiles(len(x), ROWS):
+            logits = torch.addmm(b_U[columns], x[rows], W_U[:, columns])
+            higher = torch.maximum(high[rows], logits.amax(1))
+            total[rows] *= torch.exp(high[rows] - higher)
+            total[rows] += logits.sub_(higher[:, None]).exp_().sum(1)
+            high[rows] = higher
+    return high + total.log()
+
+
+def _predicting(run: FrozenRun, x: Float[Tensor, "... batch pos d"]) -> Tensor:
+    """The rows that predict a next token, flattened: [..., batch * (pos - 1), d]."""
+    return x[..., :-1, :].flatten(-3, -2)
+
+
+@torch.no_grad()
+def losses(run: FrozenRun, readouts: list[Float[Tensor, "batch pos d_model"]]) -> Tensor:
+    """Loss of each read-out stream: -log p(next token), mean over a sequence, in nats.
+
+    loss = log sum_v exp(x W_U[:, v] + b_U[v]) - (x W_U[:, t] + b_U[t]), t the next token.
+
+    Args:
+        readouts: run.readout(stream), or run.final for the model itself.
+
+    Returns:
+        [len(readouts), batch] float64. Mean over batch is the mean over all predicted tokens.
+
+    Cost: one unembedding each; a tile of ROWS x COLUMNS logits is all that exists at a time.
+    """
+    W_U, b_U, targets = run.model.W_U, run.model.b_U, run.tokens[:, 1:].flatten()
+    W_target, b_target = W_U[:, targets].T, b_U[targets]
+    found = []
+    for readout in readouts:
+        x = _predicting(run, readout)
+        loss = _log_normalizer(x, W_U, b_U) - (x * W_target).sum(1) - b_target
+        found.append(loss.double().view(len(run.tokens), -1).mean(1))
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def removal_losses(run: FrozenRun, paths: Paths) -> Float[Tensor, "h2 h1 batch"]:
+    """loss(all terms - one virtual head) - loss(all terms), for every virtual head.
+
+    The term of h2 o h1 is z W_O[h2], d_head wide, so removing it is a rank-d_head update of the
+    logits: with u = z / s_final and W_OU = cen(W_O[h2]) W_U,
+
+        loss increase = log sum_v exp(logit_v - u W_OU[:, v] - L) + u W_OU[:, t]
+
+    where L is the log normalizer of the full logits. L serves as the shift of the exponentials
+    too, so each tile of full logits is made once and shared by all removals. A row whose sum
+    leaves the range that the shift is safe for is done again with a running maximum.
+
+    Returns:
+        float64, mean over each sequence, in nats.
+
+    Cost: d_head multiplications and one exponential a logit and removal.
+    """
+    W_U, b_U, targets = run.model.W_U, run.model.b_U, run.tokens[:, 1:].flatten()
+    W_O = cen(run.model.W_O[1])  # [h2, d_head, d_model]
+    x = _predicting(run, run.readout(paths.stream(2)))
+    u = _predicting(run, paths.z_virtual / run.scales[-1])  # [h2, h1, n, d_head]
+    shift = _log_normalizer(x, W_U, b_U)
+    total = torch.zeros(u.shape[:3], dtype=torch.float64, device=x.device)
+    for columns in progress(_tiles(W_U.shape[1], COLUMNS), "virtual heads removed"):
+        W_OU = W_O @ W_U[:, columns]
+        for rows in _tiles(len(x), ROWS):
+            full = torch.addmm(b_U[columns], x[rows], W_U[:, columns]).sub_(shift[rows, None])
+            out = torch.empty_like(full)
+            for h2, h1 in pairs(u):
+                torch.addmm(full, u[h2, h1, rows], W_OU[h2], alpha=-1, out=out)
+                total[h2, h1, rows] += out.exp_().sum(1)
+    for h2, h1 in pairs(u):
+        unsafe = ~((total[h2, h1] > 1e-30) & (total[h2, h1] < 1e30))
+        if unsafe.any():
+            left = x[unsafe] - u[h2, h1, unsafe] @ W_O[h2]
+            total[h2, h1, unsafe] = (_log_normalizer(left, W_U, b_U) - shift[unsafe]).double().exp()
+    at_target = torch.einsum("hand,hdn->han", u, W_O @ W_U[:, targets])
+    return (total.log() + at_target).unflatten(-1, (len(run.tokens), -1)).mean(-1)
+
+
+def pairs(x: Tensor) -> list[tuple[int, int]]:
+    """All (h2, h1) of a tensor whose first two axes they are."""
+    return [(h2, h1) for h2 in range(x.shape[0]) for h1 in range(x.shape[1])]
+
+
+@torch.no_grad()
+def logit_difference(run: FrozenRun, stream: Float[Tensor, "batch pos d_model"]) -> dict:
+    """The logits of a stream against the model's own, over all positions, tile by tile.
+
+    Returns:
+        {max_abs_diff, min, max}: largest difference, and the range of the model's logits.
+    """
+    ours, model = run.readout(stream).flatten(0, 1), run.final.flatten(0, 1)
+    worst, low, high = 0.0, torch.inf, -torch.inf
+    for rows in _tiles(len(model), ROWS):
+        logits = run.model.unembed(model[rows][None])[0]
+        low, high = min(low, logits.min().item()), max(high, logits.max().item())
+        diff = logits.sub_(torch.addmm(run.model.b_U, ours[rows], run.model.W_U))
+        worst = max(worst, diff.abs_().max().item())
+    return {"max_abs_diff": worst, "min": low, "max": high}
+
+
+# ========================================================================= Attention patterns
+
+
+def mean_attention(pattern: Float[Tensor, "... query key"], back: int) -> Float[Tensor, "..."]:
+    """Mean of A[i, i - back] over the rows i >= back; batch is averaged too if it is axis -3."""
+    return pattern.diagonal(-back, -2, -1).mean(-1).mean(-1)
+
+
+def softmax_causal(scores: Float[Tensor, "... query key"]) -> Float[Tensor, "... query key"]:
+    """Mask the future, then softmax over the keys."""
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(-1)
+
+
+def total_variation(
+    p: Float[Tensor, "... query key"], q: Float[Tensor, "... query key"]
+) -> Float[Tensor, "..."]:
+    """1/2 sum over keys of |p - q|, mean over rows and over the batch axis -3. In [0, 1]."""
+    return (p - q).abs().sum(-1).mean((-1, -2)) / 2
+
+
+# ================================================================================ Composition
+
+
+def composition_scores(
+    W_V: Float[Tensor, "h1 d_model d_head"],
+    W_O: Float[Tensor, "h1 d_head d_model"],
+    read: Float[Tensor, "h2 d_model d_head"],
+    other: Float[Tensor, "h2 d_model d_head"],
+) -> Float[Tensor, "h2 h1"]:
+    """||W_V W_O read other^T||_F / (||W_V W_O||_F ||read other^T||_F), dimensionless, in [0, 1].
+
+    ("Measuring composition from the weights".) K-composition: read = W_K, other = W_Q; Q: the two
+    the other way round; V: read = W_V and other = W_O^T of the later head.
+
+    With X = W_O read [d_head, d_head] the squared norm is tr(W_V^T W_V X other^T other X^T): Gram
+    matrices of d_head x d_head, in float64. The order of the factors matters, ||AB|| is not ||BA||;
+    only the trace survives a cyclic permutation.
+
+    Cost: heads^2 x d_head^3 + heads^2 x d_model x d_head^2; no d_model x d_model matrix.
+    """
+    W_V, W_O, read, other = (w.double() for w in (W_V, W_O, read, other))
+    gram = lambda w: w.mT @ w  # noqa: E731
+    X = W_O @ read[:, None]  # [h2, h1, d_head, d_head]
+    product = (gram(W_V) @ X * (X @ gram(other)[:, None])).sum((-1, -2))
+    size_1 = (gram(W_V) * gram(W_O.mT)).sum((-1, -2))
+    size_2 = (gram(read) * gram(other)).sum((-1, -2))
+    return (product / (size_2[:, None] * size_1)).sqrt()
+
+
+def first_published_scores(W_V: Tensor, W_O: Tensor, read: Tensor, other: Tensor) -> Tensor:
+    """The score as first published, before the authors' correction: ||other^T W_V W_O read||_F
+    over the same norms. The first factor has moved to the end. Shapes as composition_scores."""
+    W_V, W_O, read, other = (w.double() for w in (W_V, W_O, read, other))
+    norm = lambda w: w.norm(dim=(-1, -2))  # noqa: E731
+    product = norm((other.mT[:, None] @ W_V) @ (W_O @ read[:, None]))
+    size_1 = ((W_V.mT @ W_V) * (W_O @ W_O.mT)).sum((-1, -2)).sqrt()
+    size_2 = ((read.mT @ read) * (other.mT @ other)).sum((-1, -2)).sqrt()
+    return product / (size_2[:, None] * size_1)
+
+
+def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Scores of n pairs of random rank-d_head d_model x d_model matrices.
+
+    Each matrix is a product of Gaussian factors, drawn on the CPU from a private generator.
+
+    Returns:
+        (corrected [n], first published [n]), of the same matrices, float64.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    corrected, published = [], []
+    for _ in range(n):
+        V, O_T, read, other = torch.randn(4, 1, d_model, d_head, dtype=torch.float64,
+                                          generator=generator)
+        corrected.append(composition_scores(V, O_T.mT, read, other)[0, 0])
+        published.append(first_published_scores(V, O_T.mT, read, other)[0, 0])
+    return torch.stack(corrected), torch.stack(published)
+
+
+# ===================================================================================== Report
+
+
+class Log:
+    """Prints the lines of the article's log and keeps them for the file."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def __call__(self, line: str = "") -> None:
+        print(line, flush=True)
+        self.lines.append(line)
+
+
+def progress(items: list, what: str):
+    """The items, with a bar on stderr if they take longer than two seconds."""
+    from tqdm import tqdm
+
+    return tqdm(items, desc=what, file=sys.stderr, delay=2, leave=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one line, like every other of ours."""
+
+    def error(self, message: str):
+        raise UserError(f"{message} (see --help)")
+
+
+def parser(description: str, model: str) -> Parser:
+    """The options that all scripts on a real model share; `model` is the default."""
+    p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", default=model, help="TransformerLens name of an attention-only "
+                   f"model, mini (bundled), or a model folder (default {model})")
+    p.add_argument("--device", default="cpu", help="cpu, cuda, ... (default cpu)")
+    p.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
+                   "test split; the bundled sample for mini)")
+    p.add_argument("--tokens", type=int, default=3072, help="tokens in all (default 3072)")
+    p.add_argument("--seq-len", type=int, help="tokens of a sequence, BOS counted (default 256, or "
+                   "the model's context where that is shorter)")
+    p.add_argument("--seed", type=int, default=0, help="of the random draws (default 0)")
+    p.add_argument("--out", metavar="DIR", type=pathlib.Path,
+                   help="where results go (default results/, or results/<model>/ for other models)")
+    p.add_argument("--no-figures", action="store_true", help="write no figures")
+    return p
+
+
+def results_dir(args: argparse.Namespace, published: str) -> pathlib.Path:
+    """The folder for results, made if need be; UserError where it cannot be written to."""
+    folder = pathlib.Path(args.model).name
+    folder = "mini" if folder in ("mini-1l", "mini-2l") else folder
+    out = args.out or HERE / "results" / ("" if args.model == published else folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as e:
+        raise UserError(f"cannot write to {out}: {e.strerror}; name another folder with --out "
+                        "DIR") from None
+    return out
+
+
+def run_meta(
+    script: str, source: dict, text: dict, args: argparse.Namespace, choices: dict
+) -> dict:
+    """What made a results file: model, text, settings and versions. No times."""
+    packages = ("torch", "transformer_lens", "transformers", "tokenizers", "datasets", "numpy")
+    versions = {p: importlib.metadata.version(p) for p in packages}
+    return {"script": script, **source, **text, "processing": PROCESSING, "dtype": args.dtype,
+            "device": args.device, "seed": args.seed, "choices": choices,
+            "versions": versions | {"python": platform.python_version()}}
+
+
+def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list[pathlib.Path]:
+    """Write {stem}.json and {stem}_stdout.txt, whole or not at all; returns their paths."""
+    bad = next(not_finite(results), None)
+    if bad is not None:
+        raise UserError(f"{bad} is not finite; nothing was written (are the weights sound?)")
+    files = {out / f"{stem}.json": json.dumps(results, indent=1, sort_keys=True, allow_nan=False),
+             out / f"{stem}_stdout.txt": "\n".join(log.lines)}
+    parts = {path: path.with_name(f".{path.name}.part") for path in files}
+    try:
+        for path, text in files.items():
+            parts[path].write_text(text + "\n", encoding="utf-8", newline="")
+        for path in files:
+            os.replace(parts[path], path)
+    except OSError as e:
+        raise UserError(f"cannot write results to {out}: {e.strerror}; what was there is as it "
+                        "was (name another folder with --out DIR)") from None
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    return list(files)
+
+
+def not_finite(value, key: str = "results"):
+    """The keys of all numbers in a results tree that are NaN or infinite."""
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from not_finite(v, f"{key}.{k}")
+    elif isinstance(value, list | tuple):
+        for i, v in enumerate(value):
+            yield from not_finite(v, f"{key}[{i}]")
+    elif isinstance(value, float) and not abs(value) < float("inf"):
+        yield key
+
+
+def run_script(main) -> int:
+    """Run a script's main; a user's mistake becomes one line and exit code 2."""
+    name = pathlib.Path(sys.argv[0]).name
+    try:
+        main()
+        return 0
+    except UserError as e:
+        notice(f"{name}: error: {e}")
+        return 2
+    except KeyboardInterrupt:
+        notice(f"{name}: interrupted; nothing was written")
+        return 130
