@@ -6,11 +6,12 @@ compares with is in naive.py.
 
 import json
 import pathlib
+import tempfile
 
 import tokenizers
 import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 SIZES = dict(n_layers=2, n_heads=3, d_head=5, d_model=11, n_ctx=17, d_vocab=23)
 SPECIAL = dict(eos_token="<|EOS|>", bos_token="<|BOS|>", pad_token="<|PAD|>")
@@ -26,8 +27,9 @@ def state_dict(sizes: dict = SIZES, seed: int = 0, scale: float = 1.0) -> dict:
     def r(*shape, std=0.5):
         return torch.randn(*shape, generator=g, dtype=torch.float64) * std * scale
 
-    state = {"embed.W_E": r(sizes["d_vocab"], d_model), "pos_embed.W_pos": r(sizes["n_ctx"], d_model),
-             "unembed.W_U": r(d_model, sizes["d_vocab"]), "unembed.b_U": r(sizes["d_vocab"]),
+    d_vocab, n_ctx = sizes["d_vocab"], sizes["n_ctx"]
+    state = {"embed.W_E": r(d_vocab, d_model), "pos_embed.W_pos": r(n_ctx, d_model),
+             "unembed.W_U": r(d_model, d_vocab), "unembed.b_U": r(d_vocab),
              "ln_final.w": 1 + r(d_model, std=0.2), "ln_final.b": r(d_model)}
     for layer in range(sizes["n_layers"]):
         at = f"blocks.{layer}."
@@ -56,7 +58,9 @@ def model(state: dict, sizes: dict = SIZES, dtype=torch.float64, flags: dict = F
     """The model of a state dict, processed as `flags` say; flags={} leaves it as it is."""
     cfg = HookedTransformerConfig(**sizes, attn_only=True, act_fn="relu", normalization_type="LN",
                                   dtype=dtype, device="cpu", init_weights=False, **config)
-    m = HookedTransformer(cfg, tokenizer(sizes["d_vocab"]))
+    with tempfile.TemporaryDirectory() as d:
+        tokenizer(sizes["d_vocab"]).save_pretrained(d)
+        m = HookedTransformer(cfg, AutoTokenizer.from_pretrained(d))
     state = {k: v.to(dtype) for k, v in state.items()}
     if flags:
         m.load_and_process_state_dict(dict(state), **flags)
