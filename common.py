@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -44,6 +45,7 @@ PROCESSING = dict(
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
 WIKITEXT_ROWS = 4358
 WIKITEXT_SHA256 = "bbf94c53a05abe9ee670d3b6343608095822c85e26de37c70b24fc571964574a"
+CHECKED_MODELS = ("attn-only-1l", "attn-only-2l")  # their tokenizer is checked
 HELLO_IDS = [11765, 14, 1499, 3]  # "Hello, world!" in the public models' tokenizer, without BOS
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -67,14 +69,14 @@ def load_model(
     n_layers: int | None = None,
     processing: dict = PROCESSING,
 ) -> tuple[HookedTransformer, dict]:
-    """Load an attention-only model, its weights processed as `processing` says.
+    """Load an attention-only model, its weights folded and centred as `processing` says.
 
     Args:
         name: a TransformerLens name ("attn-only-2l"), "mini" (the bundled model of `n_layers`
             layers), "mini-1l", "mini-2l", or a folder with config.json, model.safetensors or
             model_final.pth, and tokenizer files.
-        device: "cpu", "cuda", "cuda:1", ... Never chosen by itself.
-        dtype: float32 or float64; the weights are processed (folded, centred) in it too.
+        device: "cpu", "cuda", ... Never chosen by itself.
+        dtype: of all that is computed. TransformerLens folds in float32 whatever it is.
         n_layers: the number of layers the caller can work with; None for any.
         processing: the flags of HookedTransformer.from_pretrained, by name.
 
@@ -89,27 +91,38 @@ def load_model(
         UserError: unknown name, not attention-only, positions not standard, another number of
             layers, no such device, unreadable weights, or nothing cached and no network.
     """
-    prepare_torch(device)
-    if name == "mini":
-        name = f"mini-{n_layers or 2}l"
+    _prepare_torch(device)
+    name = f"mini-{n_layers or 2}l" if name == "mini" else name
     folder = MINI / name if name in ("mini-1l", "mini-2l") else pathlib.Path(name)
+    build = functools.partial(_model_from_files, n_layers=n_layers, device=device, dtype=dtype,
+                              processing=processing)
     if folder.is_dir():
-        config = folder / "config.json"
         weights = folder / "model.safetensors"
         if not weights.exists():
             weights = folder / "model_final.pth"
-        for file in (config, weights):
-            if not file.is_file():
-                raise UserError(f"{folder} has no {file.name}: a model folder holds config.json, "
-                                "model.safetensors or model_final.pth, and tokenizer files")
-        source = {"model": folder.name or folder.resolve().name, "revision": None}
-        model = _model_from_files(config, weights, folder, device, dtype, n_layers, processing)
+        model = build(folder / "config.json", weights, folder)
+        source = {"model": folder.resolve().name, "revision": None}
     else:
-        model, weights, source = _public_model(name, device, dtype, n_layers, processing)
+        online, repo = hub_answers(), _official_name(name)
+        config_file = _fetch(repo, "config.json", online)
+        config = _read_config(config_file, name, n_layers)
+        source = {"model": name, "revision": config_file.parent.name}
+        if online:
+            with contextlib.redirect_stdout(sys.stderr):
+                model = _hooked_transformer().from_pretrained(
+                    name, device=device, dtype=dtype, **processing)
+        weights = next(iter(sorted(config_file.parent.glob("*final.pth"))), None)
+        weights = weights or _fetch(repo, "model_final.pth", online)
+        if not online:
+            tokenizer = _fetch(config["tokenizer_name"], "tokenizer.json", online)
+            model = build(config_file, weights, tokenizer.parent)
+        if name in CHECKED_MODELS and encode(model, "Hello, world!") != HELLO_IDS:
+            raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
+                            "world!': install the versions that requirements.txt pins")
     return model.eval().requires_grad_(False), source | {"weights_sha256": sha256(weights)}
 
 
-def prepare_torch(device: str) -> None:
+def _prepare_torch(device: str) -> None:
     """Full float32 precision, repeatable kernels; UserError if there is no such device."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_float32_matmul_precision("highest")
@@ -117,87 +130,12 @@ def prepare_torch(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except Exception as e:
-        cause = str(e).splitlines()[0]
-        raise UserError(f"no device {device!r} here ({cause}): take --device cpu") from None
+        raise UserError(f"no device {device!r} here ({_cause(e)}): take --device cpu") from None
     torch.use_deterministic_algorithms(device.startswith("cuda"))
 
 
-def _check_config(config: dict, name: str, n_layers: int | None) -> None:
-    """UserError unless the model is one that the kernels are exact for."""
-    if not config.get("attn_only"):
-        raise UserError(f"{name} is not attention-only: take attn-only-1l, attn-only-2l, "
-                        "another TransformerLens model named attn-only-*, or mini")
-    positions = config.get("positional_embedding_type",
-                           "shortformer" if config.get("shortformer_pos") else "standard")
-    if positions != "standard":
-        raise UserError(f"{name} has {positions} position embeddings, not standard ones that are "
-                        "added to the stream once: take attn-only-1l, attn-only-2l or mini")
-    if config.get("normalization", config.get("normalization_type")) not in ("LN", "LNPre"):
-        raise UserError(f"{name} does not use LayerNorm: take attn-only-1l, attn-only-2l or mini")
-    if n_layers and config["n_layers"] != n_layers:
-        raise UserError(f"{name} has {config['n_layers']} layer(s), this script reads models of "
-                        f"{n_layers}: take attn-only-{n_layers}l or mini")
-
-
-def _model_from_files(
-    config_file: pathlib.Path,
-    weights_file: pathlib.Path,
-    tokenizer_dir: pathlib.Path | str,
-    device: str,
-    dtype: torch.dtype,
-    n_layers: int | None,
-    processing: dict,
-) -> HookedTransformer:
-    """A model from config.json and weights as the public attention-only models store them."""
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-        _check_config(config, config_file.parent.name, n_layers)
-        sizes = {k: config[k] for k in ("n_layers", "d_model", "d_head", "n_heads", "n_ctx",
-                                        "d_vocab", "attn_only")}
-    except (ValueError, KeyError, TypeError, OSError) as e:
-        raise UserError(f"{config_file} is not the config.json of an attention-only model ({e!r}): "
-                        "fetch it again or name another model") from None
-    state = _read_weights(weights_file)
-    HookedTransformer = _hooked_transformer()
-    from transformer_lens import HookedTransformerConfig
-    from transformers import AutoTokenizer
-
-    cfg = HookedTransformerConfig(  # no MLP, so act_fn is never used; any name will do
-        **sizes, act_fn="relu", normalization_type="LN", device=device, dtype=dtype,
-        init_weights=False, model_name=config_file.parent.name)
-    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
-    with contextlib.redirect_stdout(sys.stderr):
-        model = HookedTransformer(cfg, tokenizer)
-        wanted = {k: v.shape for k, v in model.state_dict().items()
-                  if not k.endswith(("mask", "IGNORE"))}
-        bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
-        bad += [k for k in wanted if k in state and state[k].shape != wanted[k]]
-        if bad:
-            raise UserError(f"{weights_file} does not fit {config_file.name}: {bad[0]} is missing "
-                            "or of another shape (fetch both files again)")
-        state = {k: state[k].to(dtype) for k in wanted if k in state}
-        model.load_and_process_state_dict(state, **processing)
-        model.to(device)
-    return model
-
-
-def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            import safetensors.torch
-
-            state = safetensors.torch.load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        bad = [k for k, v in state.items() if not bool(torch.isfinite(v).all())
-               and not k.endswith("IGNORE")]
-    except Exception as e:
-        cause = (str(e).splitlines() or [type(e).__name__])[0][:120]
-        raise UserError(f"{file} is not a readable state dict of weights ({cause}): "
-                        "delete it and fetch it again") from None
-    if bad:
-        raise UserError(f"{file}: {bad[0]} has values that are not finite: fetch it again")
-    return state
+def _cause(e: BaseException) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0][:120]
 
 
 def _hooked_transformer() -> type[HookedTransformer]:
@@ -209,6 +147,17 @@ def _hooked_transformer() -> type[HookedTransformer]:
     from transformer_lens import HookedTransformer
 
     return HookedTransformer
+
+
+def _official_name(name: str) -> str:
+    _hooked_transformer()
+    from transformer_lens.loading_from_pretrained import get_official_model_name
+
+    try:
+        return get_official_model_name(name)
+    except ValueError:
+        raise UserError(f"no model {name!r}: it is neither a TransformerLens name (attn-only-1l, "
+                        "attn-only-2l, ...) nor mini, mini-1l, mini-2l, nor a folder") from None
 
 
 def hub_answers() -> bool:
@@ -230,47 +179,95 @@ def hub_answers() -> bool:
     return False
 
 
-def _public_model(name, device, dtype, n_layers, processing):
-    """A TransformerLens model by name: (model, weights file, source)."""
-    online = hub_answers()
-    HookedTransformer = _hooked_transformer()
-    import transformer_lens.loading_from_pretrained as tl
+def _fetch(repo: str, file: str, online: bool) -> pathlib.Path:
+    """A file of a hub repository, from the cache if it is there."""
     from huggingface_hub import constants, hf_hub_download
 
     try:
-        repo = tl.get_official_model_name(name)
-    except ValueError:
-        raise UserError(f"no model {name!r}: it is neither a TransformerLens name (attn-only-1l, "
-                        "attn-only-2l, ...) nor mini, mini-1l, mini-2l, nor a folder") from None
-    script = f"circuits_part{3 + n_layers}.py" if n_layers in (1, 2) else "circuits_part5.py"
-    cold = UserError(f"{repo} is not in the Hugging Face cache {constants.HF_HUB_CACHE} and the "
-                     f"hub does not answer: connect once, or run python {script} --model mini")
+        return pathlib.Path(hf_hub_download(repo, file, local_files_only=not online))
+    except Exception as e:
+        why = f"the hub did not give it ({_cause(e)})" if online else "the hub does not answer"
+        raise UserError(f"{file} of {repo} is not in the Hugging Face cache "
+                        f"{constants.HF_HUB_CACHE} and {why}: connect once, or run python "
+                        f"{pathlib.Path(sys.argv[0]).name} --model mini") from None
 
-    def fetch(repo: str, file: str) -> pathlib.Path:
-        try:
-            return pathlib.Path(hf_hub_download(repo, file, local_files_only=not online))
-        except Exception:
-            raise cold from None
 
-    config_file = fetch(repo, "config.json")
-    config = json.loads(config_file.read_text(encoding="utf-8"))
-    _check_config(config, name, n_layers)
-    source = {"model": name, "revision": config_file.parent.name}
-    if online:
-        with contextlib.redirect_stdout(sys.stderr):
-            model = HookedTransformer.from_pretrained(name, device=device, dtype=dtype,
-                                                      **processing)
-    weights = next(iter(sorted(config_file.parent.glob("*final.pth"))), None)
-    if weights is None:
-        raise cold
-    if not online:
-        tokenizer = fetch(config["tokenizer_name"], "tokenizer.json").parent
-        model = _model_from_files(config_file, weights, tokenizer, device, dtype, n_layers,
-                                  processing)
-    if name in ("attn-only-1l", "attn-only-2l") and encode(model, "Hello, world!") != HELLO_IDS:
-        raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
-                        "world!': install the versions that requirements.txt pins")
-    return model, weights, source
+def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
+    """config.json; UserError unless the model is one that the kernels are exact for."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        normalization = config.get("normalization", config.get("normalization_type"))
+        positions = config.get("positional_embedding_type",
+                               "shortformer" if config.get("shortformer_pos") else "standard")
+        layers = config.get("n_layers")
+    except (ValueError, AttributeError, OSError) as e:
+        raise UserError(f"cannot read {file} ({_cause(e)}): a model folder holds config.json, "
+                        "model.safetensors or model_final.pth, and tokenizer files") from None
+    other = f"take attn-only-{n_layers or 2}l or mini"
+    if not config.get("attn_only"):
+        raise UserError(f"{name} is not attention-only: {other}")
+    if positions != "standard":
+        raise UserError(f"{name} has {positions} position embeddings, not standard ones that are "
+                        f"added to the stream once: {other}")
+    if normalization not in ("LN", "LNPre"):
+        raise UserError(f"{name} has {normalization} for normalization, not LayerNorm: {other}")
+    if n_layers and layers != n_layers:
+        raise UserError(f"{name} has {layers} layer(s), this script reads models of {n_layers}: "
+                        f"{other}")
+    return config
+
+
+def _model_from_files(
+    config_file, weights_file, tokenizer_dir, n_layers, device, dtype, processing
+) -> HookedTransformer:
+    """A model from config.json and weights as the public attention-only models store them."""
+    config = _read_config(config_file, config_file.parent.name, n_layers)
+    state = _read_weights(weights_file)
+    HookedTransformer = _hooked_transformer()
+    from transformer_lens import HookedTransformerConfig
+    from transformers import AutoTokenizer
+
+    sizes = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")
+    try:
+        cfg = HookedTransformerConfig(  # no MLP, so act_fn is never used; any name will do
+            **{k: config[k] for k in sizes}, attn_only=True, act_fn="relu",
+            normalization_type="LN", device=device, dtype=dtype, init_weights=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
+    except Exception as e:
+        raise UserError(f"{config_file} or the tokenizer beside it is not usable ({_cause(e)!r}): "
+                        "fetch them again") from None
+    with contextlib.redirect_stdout(sys.stderr):
+        model = HookedTransformer(cfg, tokenizer, move_to_device=False)
+        wanted = {k: v.shape for k, v in model.state_dict().items()
+                  if not k.endswith(("mask", "IGNORE"))}
+        bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
+        bad += [k for k in wanted if k in state and state[k].shape != wanted[k]]
+        if bad or len(tokenizer) > cfg.d_vocab:
+            part = f"{bad[0]} is missing or of another shape" if bad else (
+                f"the tokenizer has {len(tokenizer):,} tokens, the model {cfg.d_vocab:,}")
+            raise UserError(f"{weights_file} does not fit the files beside it: {part}; fetch them "
+                            "again")
+        state = {k: state[k].to(dtype) for k in wanted if k in state}
+        model.load_and_process_state_dict(state, **processing)
+    return model.to(device)
+
+
+def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            import safetensors.torch
+
+            state = safetensors.torch.load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        bad = [k for k, v in state.items()
+               if not k.endswith("IGNORE") and not bool(torch.isfinite(v).all())]
+    except Exception as e:
+        raise UserError(f"{file} is not a readable state dict of weights ({_cause(e)}): "
+                        "delete it and fetch it again") from None
+    if bad:
+        raise UserError(f"{file}: {bad[0]} has values that are not finite: fetch it again")
+    return state
 
 
 def sha256(data: pathlib.Path | str) -> str:

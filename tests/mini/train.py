@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import pathlib
-import random
 import re
 import sys
 import time
@@ -35,6 +34,11 @@ import torch.nn.functional as F
 from torch import nn
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+import circuits_part5  # noqa: E402
+import common  # noqa: E402
+
 D_MODEL, N_HEADS, D_HEAD, N_CTX, D_VOCAB = 256, 8, 32, 256, 4096
 EOS, BOS, PAD = 0, 1, 2
 BATCH = 32  # rows of N_CTX tokens a step
@@ -294,12 +298,75 @@ def export(model: Model, n_layers: int, work: pathlib.Path, out: pathlib.Path) -
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | special, indent=2) + "\n")
 
 
+# ---------------------------------------------------------------- evaluation
+
+
+def evaluate(folder: pathlib.Path, n_layers: int, held_out: np.ndarray) -> list[str]:
+    """The figures that the bundled models are there for, of the exported float16 weights."""
+    model, _ = common.load_model(str(folder), n_layers=n_layers)
+    rng = np.random.default_rng(2)
+    runs = (common.freeze(model, batch(held_out, rng, 0.0)) for _ in range(32))
+    found = [(common.losses(r, [r.final]).mean(), r.patterns[0]) for r in runs]
+    loss = torch.stack([x for x, _ in found]).mean().item()
+    lines = [f"loss on {32 * BATCH * N_CTX:,} held-out tokens: {loss:.3f} nats"]
+    if n_layers == 1:
+        eigenvalues = common.circuit_eigenvalues(
+            model.W_E @ model.W_V[0], model.W_O[0] @ model.W_U)
+        score = common.copy_score(eigenvalues)
+        copying = int((score > 0.7).sum())
+        return lines + ["copy scores: " + by_head(score, 0),
+                        f"heads with a copy score above 0.7: {copying} of {N_HEADS}"]
+    previous = torch.stack([common.mean_attention(p, 1) for _, p in found]).mean(0)
+    tokens = circuits_part5.repeated_tokens(model, 100, 32, seed=3)
+    run = common.freeze(model, tokens)
+    induction = circuits_part5.induction_scores(run)
+    nll = -model(tokens).log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    scores = common.composition_scores(model.W_V[0], model.W_O[0], model.W_K[1], model.W_Q[1])
+    baseline = common.random_baseline(D_MODEL, D_HEAD, 200, seed=0)[0].mean().item()
+    h2, h1 = divmod(int(scores.argmax()), N_HEADS)
+    return lines + [
+        "induction scores on 32 x 100 repeated random tokens:",
+        *(by_head(row, layer) for layer, row in enumerate(induction)),
+        f"loss of the first copy {nll[:, :100].mean():.2f} nats, of the second "
+        f"{nll[:, 100:].mean():.2f}",
+        "mean attention to the previous token: " + by_head(previous, 0),
+        f"largest K-composition: {scores.max():.3f} (head 1.{h2} reads head 0.{h1}), "
+        f"random baseline {baseline:.4f}",
+    ]
+
+
+def by_head(values: torch.Tensor, layer: int) -> str:
+    return ", ".join(f"{layer}.{h} {v:.2f}" for h, v in enumerate(values.tolist()))
+
+
+def training_log(args, data: dict, progress: list[str], figures: list[str]) -> str:
+    """What made the weights, and what they do."""
+    versions = ", ".join(f"{m.__name__} {m.__version__}" for m in (torch, tokenizers, np))
+    return "\n".join([
+        f"mini-{args.layers}l: {args.layers} layer(s), d_model {D_MODEL}, {N_HEADS} heads of "
+        f"{D_HEAD}, context {N_CTX}, {D_VOCAB} tokens",
+        f"made by: python tests/mini/train.py CORPUS --layers {args.layers} --steps {args.steps} "
+        f"--seed {args.seed}{' --bf16' if args.bf16 else ''}",
+        f"tokens seen: {args.steps * BATCH * N_CTX:,} of {len(data['train_ids']):,} in the corpus; "
+        f"batches of {BATCH} x {N_CTX}; {versions}; {'bfloat16' if args.bf16 else 'float32'}",
+        f"learning rates: AdamW {LR} (betas {BETAS}), Muon {LR_MUON} (attention matrices); warm-up "
+        f"{WARMUP} steps, cosine decay; gradients clipped at {CLIP}",
+        "three things help these models along: position embeddings start as sinusoids of amplitude "
+        f"{POS_AMPLITUDE}, Muon trains the attention matrices, and {REPEATED_ROWS:.0%} of the rows "
+        "repeat a segment, half of those shuffled",
+        "", "FIGURES", *figures, "", "PROGRESS", *progress,
+        "", f"CORPUS: {len(data['train'])} public-domain books", *data["train"],
+        "", f"HELD OUT: {len(data['held_out'])} books", *data["held_out"],
+        "", f"LEFT OUT, sharing sentences with a held-out book: {len(data['dropped'])}",
+        *data["dropped"], ""])
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("corpus", type=pathlib.Path)
     p.add_argument("--layers", type=int, required=True, choices=(1, 2))
-    p.add_argument("--steps", type=int, default=7000)
+    p.add_argument("--steps", type=int, default=3600)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--report", type=int, default=250, help="steps between log lines, checkpoints")
     p.add_argument("--work", type=pathlib.Path, default=pathlib.Path("mini-work"))
@@ -310,7 +377,6 @@ def main() -> None:
     args = p.parse_args()
     out = args.out or HERE / f"mini-{args.layers}l"
     args.work.mkdir(parents=True, exist_ok=True)
-    random.seed(args.seed)
     progress = args.work / f"progress-{args.layers}l.txt"
 
     def log(line: str) -> None:
@@ -323,6 +389,10 @@ def main() -> None:
         log(f"{args.layers} layers, {len(data['train_ids']):,} training tokens, "
             f"{len(data['held_out_ids']):,} held out")
         export(train(args, data, log), args.layers, args.work, out)
+    figures = evaluate(out, args.layers, data["held_out_ids"])
+    print("\n".join(figures))
+    (out / "training_log.txt").write_text(
+        training_log(args, data, progress.read_text().splitlines(), figures), encoding="utf-8")
 
 
 if __name__ == "__main__":
