@@ -233,8 +233,8 @@ def print_composition(r: dict, results: dict, log: common.Log) -> None:
 
 def _score_line(s: dict, m: dict) -> str:
     h2, h1 = s["max_pair"]["h2"], s["max_pair"]["h1"]
-    return (f"max {s['max']:.3f} (head 1.{h2} reads head 0.{h1}), {s['mean']:.3f}, pairs above "
-            f"baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
+    return (f"max {s['max']:.3f} (head 1.{h2} reads head 0.{h1}), mean {s['mean']:.3f}, pairs "
+            f"above baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
 
 
 # ------------------------------------------------------------------ 5. attention scores
@@ -360,28 +360,30 @@ def repeated_tokens(model, n_ids: int, n_rows: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     special = set(model.tokenizer.all_special_ids)
     usable = torch.tensor([i for i in range(model.cfg.d_vocab) if i not in special])
+    n_ids = min(n_ids, len(usable))
     rows = torch.stack([usable[torch.randperm(len(usable), generator=generator)[:n_ids]]
                         for _ in range(n_rows)])
     bos = torch.full((n_rows, 1), model.tokenizer.bos_token_id)
     return torch.cat([bos, rows, rows], 1).to(model.cfg.device)
 
 
-def induction_scores(run: common.FrozenRun) -> Float[torch.Tensor, "layer head"]:
+def induction_scores(run: common.FrozenRun) -> Float[torch.Tensor, "layer head batch"]:
     """Mean attention from each token of the second half to the one after its first occurrence.
 
     For a run on repeated_tokens: query 1 + n + i, key 1 + i + 1, so n - 1 back, i = 0 .. n - 1.
     """
     n = (run.tokens.shape[1] - 1) // 2
     back = run.patterns.diagonal(1 - n, -2, -1)  # entry j: query n - 1 + j, key j
-    return back[..., 2 : n + 2].mean((-1, -2))
+    return back[..., 2 : n + 2].mean(-1)
 
 
 def compute_induction(a: Analysis, results: dict) -> dict:
     model = a.run.model
     n = min(a.choices["induction_ids"], (model.cfg.n_ctx - 1) // 2)
     tokens = repeated_tokens(model, n, N_INDUCTION_ROWS, a.seed)
-    run = common.freeze(model, tokens)
-    return {"score": induction_scores(run).tolist(), "n_ids": n, "n_rows": N_INDUCTION_ROWS}
+    scores = induction_scores(common.freeze(model, tokens))
+    return {"score": scores.mean(-1).tolist(), "score_sd": scores.std(-1).tolist(),
+            "n_ids": (tokens.shape[1] - 1) // 2, "n_rows": N_INDUCTION_ROWS}
 
 
 def print_induction(r: dict, results: dict, log: common.Log) -> None:
@@ -403,6 +405,65 @@ def print_counting(r: dict, results: dict, log: common.Log) -> None:
         f"{r['virtual_order_2']:,} virtual heads of order 2")
 
 
+# ------------------------------------------------------------------ what the text derives
+
+PAPER_VIRTUAL = 0.3  # nats; what the virtual heads give in the paper's own model (section 3)
+SIX = (0.35, 0.46)  # the changes that the text counts six of, at two decimals (section 4)
+
+
+def compute_claims(a: Analysis, results: dict) -> dict:
+    """What the article's sentences derive from the sections before. Heads are found by rule."""
+    s = results["sections"]
+    t, c, g = s["term_importance"], s["composition"], s["attention_groups"]
+    threshold, total = c["baseline"]["mean"] + THRESHOLD, t["uniform"] - t["loss_model"]
+    means = {k: c[k]["mean_by_h1"] for k in "QK"}
+    columns = range(len(means["Q"]))
+    column = max(columns, key=lambda h: means["Q"][h] + means["K"][h])
+    changes = sorted(row[column] for row in g["tv_without_K_of_head"])[::-1]
+    tv = [v for name in ("without_K", "without_Q") for v in g["tv"][name][:6]]
+    induction = sorted(((v, f"{layer}.{h}") for layer, row in enumerate(s["induction"]["score"])
+                        for h, v in enumerate(row)), reverse=True)
+    return {
+        "thresholds": {"composition": THRESHOLD, "loss": LOSS_THRESHOLD},
+        "total_drop": total, "single_share": -t["marginal"][1] / total,
+        "full_sum_minus_model": t["loss_by_order"][2] - t["loss_model"],
+        "virtual_over_paper": -t["marginal"][2] / PAPER_VIRTUAL,
+        "largest_run_through": sorted({f"1.{v['h2']}" for v in t["virtual_largest"]}),
+        "pairs_above": sum(c[k]["n_above"] for k in "QKV"),
+        "previous_token_head": f"0.{max(columns, key=lambda h: c['prev_token'][h])}",
+        "column": {
+            "head": f"0.{column}",
+            "others_max": max((m[h] for m in means.values() for h in columns if h != column),
+                              default=0.0),
+            "n_above": sum(row[column] > threshold for k in "QK" for row in c[k]["scores"]),
+            **{f"{k}_mean_above_baseline": m[column] - c["baseline"]["mean"]
+               for k, m in means.items()},
+            "n_changed": sum(SIX[0] <= round(v, 2) <= SIX[1] for v in changes),
+            "six_min": changes[:6][-1], "six_max": changes[0],
+        },
+        "heads_1_0_to_1_5": {"tv_min": min(tv), "tv_max": max(tv)},
+        "induction": {"top": induction[0][1], "others_max": induction[1][0]},
+    }
+
+
+def print_claims(r: dict, results: dict, log: common.Log) -> None:
+    c = r["column"]
+    log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule)")
+    log(f"  all terms together: {r['total_drop']:.2f} nats, of them single heads "
+        f"{r['single_share']:.0%}; virtual heads {r['virtual_over_paper']:.1f} times the paper's "
+        f"{PAPER_VIRTUAL}; full sum minus the model {r['full_sum_minus_model']:.1e}")
+    log(f"  the {len(results['sections']['term_importance']['virtual_largest'])} largest virtual "
+        f"heads run through {', '.join(r['largest_run_through'])}; previous-token head "
+        f"{r['previous_token_head']}; induction head {r['induction']['top']}, no other above "
+        f"{r['induction']['others_max']:.2f}")
+    log(f"  layer-0 head with the highest mean Q- and K-composition: {c['head']}; no other above "
+        f"{c['others_max']:.3f}; its pairs above the threshold: {c['n_above']}")
+    log(f"  without its K term alone {c['n_changed']} layer-1 heads change by {SIX[0]} to {SIX[1]} "
+        f"(the six that change most: {c['six_min']:.2f} to {c['six_max']:.2f})")
+    log(f"  without K terms or without Q terms the first six layer-1 heads change by "
+        f"{r['heads_1_0_to_1_5']['tv_min']:.2f} to {r['heads_1_0_to_1_5']['tv_max']:.2f}")
+
+
 SECTIONS = [
     ("model", compute_model, print_model),
     ("path_expansion", compute_path_expansion, print_path_expansion),
@@ -412,6 +473,7 @@ SECTIONS = [
     ("virtual_heads", compute_virtual_heads, print_virtual_heads),
     ("induction", compute_induction, print_induction),
     ("counting", compute_counting, print_counting),
+    ("claims", compute_claims, print_claims),
 ]
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).resolve().parent
 MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
+BUNDLED = ("mini", "mini-1l", "mini-2l")
 PROCESSING = dict(
     fold_ln=True,
     center_writing_weights=True,
@@ -45,7 +46,7 @@ PROCESSING = dict(
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
 WIKITEXT_ROWS = 4358
 WIKITEXT_SHA256 = "bbf94c53a05abe9ee670d3b6343608095822c85e26de37c70b24fc571964574a"
-CHECKED_MODELS = ("attn-only-1l", "attn-only-2l")  # their tokenizer is checked
+PUBLIC = {f"attn-only-{n}l": f"NeelNanda/Attn_Only_{n}L512W_C4_Code" for n in (1, 2)}
 HELLO_IDS = [11765, 14, 1499, 3]  # "Hello, world!" in the public models' tokenizer, without BOS
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -93,13 +94,16 @@ def load_model(
     """
     _prepare_torch(device)
     name = f"mini-{n_layers or 2}l" if name == "mini" else name
-    folder = MINI / name if name in ("mini-1l", "mini-2l") else pathlib.Path(name)
+    folder = MINI / name if name in BUNDLED else pathlib.Path(name)
     build = functools.partial(_model_from_files, n_layers=n_layers, device=device, dtype=dtype,
                               processing=processing)
     if folder.is_dir():
         weights = folder / "model.safetensors"
         if not weights.exists():
             weights = folder / "model_final.pth"
+        if not weights.is_file():
+            raise UserError(f"{folder} has no model.safetensors or model_final.pth: a model folder "
+                            "holds config.json, one of these, and tokenizer files")
         model = build(folder / "config.json", weights, folder)
         source = {"model": folder.resolve().name, "revision": None}
     else:
@@ -107,16 +111,18 @@ def load_model(
         config_file = _fetch(repo, "config.json", online)
         config = _read_config(config_file, name, n_layers)
         source = {"model": name, "revision": config_file.parent.name}
-        if online:
-            with contextlib.redirect_stdout(sys.stderr):
-                model = _hooked_transformer().from_pretrained(
-                    name, device=device, dtype=dtype, **processing)
-        weights = next(iter(sorted(config_file.parent.glob("*final.pth"))), None)
-        weights = weights or _fetch(repo, "model_final.pth", online)
-        if not online:
-            tokenizer = _fetch(config["tokenizer_name"], "tokenizer.json", online)
-            model = build(config_file, weights, tokenizer.parent)
-        if name in CHECKED_MODELS and encode(model, "Hello, world!") != HELLO_IDS:
+        weights = _fetch(repo, "model_final.pth", online)
+        tokenizer = _fetch(str(config.get("tokenizer_name")), "tokenizer.json", online)
+        model = build(config_file, weights, tokenizer.parent)
+        if online:  # only now: TransformerLens fills in what is missing, and runs pickled code
+            try:
+                with contextlib.redirect_stdout(sys.stderr):
+                    model = _hooked_transformer().from_pretrained(
+                        name, device=device, dtype=dtype, **processing)
+            except Exception as e:
+                raise UserError(f"TransformerLens cannot load {repo} ({_cause(e)}): try again with "
+                                "HF_HUB_OFFLINE=1, its files are cached now") from None
+        if repo in PUBLIC.values() and encode(model, "Hello, world!") != HELLO_IDS:
             raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
                             "world!': install the versions that requirements.txt pins")
     return model.eval().requires_grad_(False), source | {"weights_sha256": sha256(weights)}
@@ -128,10 +134,11 @@ def _prepare_torch(device: str) -> None:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # fails on "meta", which holds no numbers
     except Exception as e:
         raise UserError(f"no device {device!r} here ({_cause(e)}): take --device cpu") from None
-    torch.use_deterministic_algorithms(device.startswith("cuda"))
+    if device.startswith("cuda"):  # the call alone imports two seconds of compiler
+        torch.use_deterministic_algorithms(True)
 
 
 def _cause(e: BaseException) -> str:
@@ -150,6 +157,8 @@ def _hooked_transformer() -> type[HookedTransformer]:
 
 
 def _official_name(name: str) -> str:
+    if name in PUBLIC:  # without the seconds that importing TransformerLens takes
+        return PUBLIC[name]
     _hooked_transformer()
     from transformer_lens.loading_from_pretrained import get_official_model_name
 
@@ -233,23 +242,25 @@ def _model_from_files(
             **{k: config[k] for k in sizes}, attn_only=True, act_fn="relu",
             normalization_type="LN", device=device, dtype=dtype, init_weights=False)
         tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
+        with contextlib.redirect_stdout(sys.stderr):
+            model = HookedTransformer(cfg, tokenizer, move_to_device=False)
     except Exception as e:
         raise UserError(f"{config_file} or the tokenizer beside it is not usable ({_cause(e)!r}): "
                         "fetch them again") from None
     with contextlib.redirect_stdout(sys.stderr):
-        model = HookedTransformer(cfg, tokenizer, move_to_device=False)
         wanted = {k: v.shape for k, v in model.state_dict().items()
                   if not k.endswith(("mask", "IGNORE"))}
         bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
         bad += [k for k in wanted if k in state and state[k].shape != wanted[k]]
+        bad += [k for k in state if k.startswith(f"blocks.{cfg.n_layers}.")]
         if bad or len(tokenizer) > cfg.d_vocab:
-            part = f"{bad[0]} is missing or of another shape" if bad else (
+            part = f"{bad[0]} is missing, too much, or of another shape" if bad else (
                 f"the tokenizer has {len(tokenizer):,} tokens, the model {cfg.d_vocab:,}")
             raise UserError(f"{weights_file} does not fit the files beside it: {part}; fetch them "
                             "again")
         state = {k: state[k].to(dtype) for k in wanted if k in state}
         model.load_and_process_state_dict(state, **processing)
-    return model.to(device)
+        return model.to(device, print_details=False)
 
 
 def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
@@ -329,24 +340,25 @@ def load_tokens(
     Raises:
         UserError: text too short, rows longer than the context, unreadable file.
     """
-    n_ctx = model.cfg.n_ctx
-    seq_len = min(256, n_ctx) if seq_len is None else seq_len
-    if seq_len + (not bos_counted) > n_ctx:
-        raise UserError(f"--seq-len {seq_len} is longer than the context of {name}, {n_ctx} tokens:"
-                        f" take --seq-len {n_ctx} or less")
-    if seq_len < 2 or n_tokens < seq_len:
+    longest = model.cfg.n_ctx - (not bos_counted)
+    seq_len = min(256, longest) if seq_len is None else seq_len
+    if seq_len > longest:
+        raise UserError(f"--seq-len {seq_len} is longer than the context of {name}, "
+                        f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
+    if seq_len < 3 or n_tokens < seq_len:
         raise UserError(f"--tokens {n_tokens} and --seq-len {seq_len} make no sequence: a sequence "
-                        "has 2 tokens or more, and --tokens holds at least one sequence")
+                        "has 3 tokens or more, and --tokens holds at least one sequence")
     n_rows, per_row = n_tokens // seq_len, seq_len - bos_counted
     if n_rows * seq_len != n_tokens:
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
-    if text_file is None and name.startswith("mini"):
+    if text_file is None and name in BUNDLED:
         text_file = str(MINI / "sample.txt")
     ids, text_hash = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
     if len(ids) < n_rows * per_row:
+        enough = len(ids) // per_row * seq_len
         raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows} sequences "
-                        f"take {n_rows * per_row:,}: take --tokens "
-                        f"{len(ids) // per_row * seq_len} or a longer text")
+                        f"take {n_rows * per_row:,}: take "
+                        + (f"--tokens {enough} or " if enough else "") + "a longer text")
     bos = model.tokenizer.bos_token_id
     if bos is None or bos in ids:
         raise UserError(f"{text_file or 'WikiText-2'} contains the start token of {name} as text: "
@@ -378,7 +390,7 @@ def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[i
                 raise UserError(f"cannot read --text {text_file}: {cause}") from None
         ids = encode(model, part)
         if len(part) < n_chars or len(ids) >= n_needed + 64:
-            return ids[:n_needed], sha256(text if text is not None else part)
+            return ids[:n_needed], sha256(pathlib.Path(text_file) if text is None else text)
         n_chars *= 4
 
 
@@ -670,13 +682,14 @@ def removal_losses(run: FrozenRun, paths: Paths) -> Float[Tensor, "h2 h1 batch"]
             for h2, h1 in pairs(u):
                 torch.addmm(full, u[h2, h1, rows], W_OU[h2], alpha=-1, out=out)
                 total[h2, h1, rows] += out.exp_().sum(1)
+    log_total = total.log()
     for h2, h1 in pairs(u):
         unsafe = ~((total[h2, h1] > 1e-30) & (total[h2, h1] < 1e30))
         if unsafe.any():
             left = x[unsafe] - u[h2, h1, unsafe] @ W_O[h2]
-            total[h2, h1, unsafe] = (_log_normalizer(left, W_U, b_U) - shift[unsafe]).double().exp()
+            log_total[h2, h1, unsafe] = (_log_normalizer(left, W_U, b_U) - shift[unsafe]).double()
     at_target = torch.einsum("hand,hdn->han", u, W_O @ W_U[:, targets])
-    return (total.log() + at_target).unflatten(-1, (len(run.tokens), -1)).mean(-1)
+    return (log_total + at_target).unflatten(-1, (len(run.tokens), -1)).mean(-1)
 
 
 def pairs(x: Tensor) -> list[tuple[int, int]]:
@@ -780,6 +793,91 @@ def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tenso
     return torch.stack(corrected), torch.stack(published)
 
 
+# ======================================================================== Eigenvalues and copying
+
+REAL = 1e-6  # an eigenvalue l is real, or without real part, if that part is within REAL |l| of 0
+TIE = 1e-12  # of ||a|| ||b||: two entries of a row that differ by less are a tie, whatever the tile
+
+# A circuit is a product A B, [source, out]: for an OV circuit A = W_E W_V and B = W_O W_U. The
+# article's M = P Q is its transpose, [out, source], so P = B^T and Q = A^T; the eigenvalues, the
+# diagonal and the trace of the two are the same. [n, n] is never built; every kernel is float64.
+
+
+@torch.no_grad()
+def circuit_eigenvalues(
+    A: Float[Tensor, "... n d_head"], B: Float[Tensor, "... d_head n"]
+) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of A B, but for n - d_head zeros, and its trace, from the small side B A.
+
+    Non-zero eigenvalues of P Q = those of Q P ("A trick to get the eigenvalues").
+
+    Returns:
+        (eigenvalues [..., d_head] complex, trace of B A [...]), on the CPU, no order promised.
+
+    Exact up to rounding, for n >= d_head. Cost: n d_head^2 + d_head^3, one call for all heads.
+    """
+    small = (B.double() @ A.double()).cpu()
+    return torch.linalg.eigvals(small), small.diagonal(0, -2, -1).sum(-1)
+
+
+def copy_score(eigenvalues: Tensor) -> Float[Tensor, "..."]:
+    """Re(sum l) / sum |l| over the last axis, in [-1, 1] ("One number for each head")."""
+    return eigenvalues.sum(-1).real / eigenvalues.abs().sum(-1)
+
+
+def eigenvalue_counts(eigenvalues: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many eigenvalues [..., d_head] have a positive real part, are real and positive, are
+    complex: three times [...]. What is real and what is positive, REAL tells relative to |l|."""
+    near_zero = REAL * eigenvalues.abs()
+    positive, is_complex = eigenvalues.real > near_zero, eigenvalues.imag.abs() > near_zero
+    return positive.sum(-1), (positive & ~is_complex).sum(-1), is_complex.sum(-1)
+
+
+@torch.no_grad()
+def eigenvector_condition(
+    A: Float[Tensor, "... n d_head"], B: Float[Tensor, "... d_head n"]
+) -> Float[Tensor, "..."]:
+    """Condition number of the unit eigenvectors of the article's M = (A B)^T: 1 if orthogonal.
+
+    ("Where the score can fool you".) M B^T w = l B^T w where w is an eigenvector of (B A)^T. With
+    B^T = Q R the columns R w have the lengths and angles of B^T w. The same for A S, S^-1 B.
+    Large or infinite where M has no full set of eigenvectors. On the CPU; cost as the eigenvalues.
+    """
+    w = torch.linalg.eig((B.double() @ A.double()).mT.cpu())[1]
+    v = torch.linalg.qr(B.mT.double().cpu(), mode="r")[1].to(w.dtype) @ w
+    return torch.linalg.cond(v / v.norm(dim=-2, keepdim=True))
+
+
+def circuit_diagonal(
+    A: Float[Tensor, "... n d_head"], B: Float[Tensor, "... d_head n"]
+) -> Float[Tensor, "... n"]:
+    """What reading each token does to its own logit, M_tt ("Other ways to measure copying")."""
+    return (A.double() * B.double().mT).sum(-1)
+
+
+@torch.no_grad()
+def self_rank(
+    A: Float[Tensor, "head n d_head"], B: Float[Tensor, "head d_head n"],
+    sources: Int[Tensor, " source"], block: int = 128,
+) -> Int[Tensor, "head source"]:
+    """The place of each source token among all n out tokens of its row, 1 for the most raised.
+
+    1 + the number of other tokens with an entry at least as large: a tie is not first, and neither
+    is one of rounding (TIE), so the block size changes nothing ("top-1 self" is rank 1, "top-5
+    self" rank <= 5). Cost: head x source x n x d_head; `block` rows of n entries at a time.
+    """
+    ranks = torch.empty(len(A), len(sources), dtype=torch.int64)
+    for a, b, rank in zip(A, B.double(), ranks):
+        longest = b.norm(dim=0).max()
+        for i in range(0, len(sources), block):
+            ids = sources[i : i + block].to(a.device)
+            x = a[ids].double()
+            entries = x @ b
+            own = entries.gather(1, ids[:, None]) - TIE * longest * x.norm(dim=1, keepdim=True)
+            rank[i : i + block] = entries.ge_(own).sum(1)  # the token itself is one of them
+    return ranks
+
+
 # ===================================================================================== Report
 
 
@@ -808,6 +906,14 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see --help)")
 
 
+def whole_number(text: str) -> int:
+    """For argparse: from 0 to 2^31 - 1, more than any size or seed needs."""
+    n = int(text)
+    if not 0 <= n < 2**31:
+        raise ValueError
+    return n
+
+
 def parser(description: str, model: str) -> Parser:
     """The options that all scripts on a real model share; `model` is the default."""
     p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -817,10 +923,10 @@ def parser(description: str, model: str) -> Parser:
     p.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
                    "test split; the bundled sample for mini)")
-    p.add_argument("--tokens", type=int, default=3072, help="tokens in all (default 3072)")
-    p.add_argument("--seq-len", type=int, help="tokens of a sequence, BOS counted (default 256, or "
-                   "the model's context where that is shorter)")
-    p.add_argument("--seed", type=int, default=0, help="of the random draws (default 0)")
+    p.add_argument("--tokens", type=whole_number, default=3072, help="tokens in all (default 3072)")
+    p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, "
+                   "BOS counted (default 256, or the model's context where that is shorter)")
+    p.add_argument("--seed", type=whole_number, default=0, help="of the random draws (default 0)")
     p.add_argument("--out", metavar="DIR", type=pathlib.Path,
                    help="where results go (default results/, or results/<model>/ for other models)")
     p.add_argument("--no-figures", action="store_true", help="write no figures")
@@ -830,7 +936,7 @@ def parser(description: str, model: str) -> Parser:
 def results_dir(args: argparse.Namespace, published: str) -> pathlib.Path:
     """The folder for results, made if need be; UserError where it cannot be written to."""
     folder = pathlib.Path(args.model).name
-    folder = "mini" if folder in ("mini-1l", "mini-2l") else folder
+    folder = "mini" if folder in BUNDLED else folder
     out = args.out or HERE / "results" / ("" if args.model == published else folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -862,12 +968,17 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
     files = {out / f"{stem}.json": json.dumps(results, indent=1, sort_keys=True, allow_nan=False),
              out / f"{stem}_stdout.txt": "\n".join(log.lines)}
     parts = {path: path.with_name(f".{path.name}.part") for path in files}
+    before = {path: path.read_bytes() for path in files if path.is_file()}
+    replaced = []
     try:
         for path, text in files.items():
             parts[path].write_text(text + "\n", encoding="utf-8", newline="")
         for path in files:
             os.replace(parts[path], path)
+            replaced.append(path)
     except OSError as e:
+        for path in replaced:
+            path.write_bytes(before[path]) if path in before else path.unlink()
         raise UserError(f"cannot write results to {out}: {e.strerror}; what was there is as it "
                         "was (name another folder with --out DIR)") from None
     finally:

@@ -1,0 +1,13 @@
+"""Lets the tests import the scripts and each other's helpers, and keeps them off the network."""
+
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+TESTS = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+
+import torch  # noqa: E402
+
+torch.set_num_threads(1)  # tiny matrices: more threads wait for each other longer than they work

@@ -1,0 +1,516 @@
+"""A slow oracle: every number of part 5 from its equation, as loops, in float64 numpy.
+
+It shares nothing with the scripts. Where they keep a term d_head wide, every term here is written
+out over the whole stream; where they use tiles and Gram matrices, here stand all logits and dense
+d_model x d_model products. It is meant to be read next to the equations.
+
+`weights` is a dict of arrays under TransformerLens names, the layer axis first:
+
+    W_E [d_vocab, d_model]   W_pos [n_ctx, d_model]   W_U [d_model, d_vocab]   b_U [d_vocab]
+    W_Q, W_K, W_V [layer, head, d_model, d_head]      b_Q, b_K, b_V [layer, head, d_head]
+    W_O [layer, head, d_head, d_model]                b_O [layer, d_model]     eps
+    ln_w, ln_b [layer, d_model], ln_final_w, ln_final_b [d_model]: only where they are not folded
+
+Vectors are rows. Head (l, h) is head h of layer l, both from 0. A path is a tuple of heads in the
+order in which information runs through them; () is the direct path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def centred(x):
+    """x minus its mean, for one vector."""
+    return x - sum(x) / len(x)
+
+
+def norm_scale(x, eps: float) -> float:
+    """LayerNorm's scale of one vector: sqrt(mean of cen(x)^2 + eps)."""
+    return math.sqrt(sum(v * v for v in centred(x)) / len(x) + eps)
+
+
+def softmax(scores) -> np.ndarray:
+    """exp(s) / sum exp(s), shifted so that the largest exponent is 0."""
+    high = max(scores)
+    exponentials = [math.exp(s - high) for s in scores]
+    return np.array(exponentials) / sum(exponentials)
+
+
+def causal_pattern(scores) -> np.ndarray:
+    """Row i: softmax of its scores for the keys 0..i; the future stays 0."""
+    pattern = np.zeros_like(scores)
+    for i in range(len(scores)):
+        pattern[i, : i + 1] = softmax(scores[i, : i + 1])
+    return pattern
+
+
+def frobenius(matrix) -> float:
+    """Square root of the sum of the squares of all entries."""
+    return math.sqrt(sum(v * v for row in matrix for v in row))
+
+
+# ------------------------------------------------------------------ the model itself
+
+
+@dataclass
+class Run:
+    """One sequence through the whole model, everything kept."""
+
+    ids: list
+    streams: list  # [layer + 1] of [pos, d_model]: before each layer, and at the end
+    scales: list  # [layer + 1] of [pos]: of each layer's LayerNorm and of the final one
+    scores: list  # [layer][head] of [query, key], without the mask
+    patterns: list  # [layer][head] of [query, key]
+    logits: np.ndarray  # [pos, d_vocab]
+
+
+def forward(w: dict, ids) -> Run:
+    """The model, token by token: embed, then per layer LayerNorm and attention, then unembed."""
+    n, (layers, heads, _, d_head) = len(ids), np.shape(w["W_Q"])
+    x = np.array([w["W_E"][t] + w["W_pos"][i] for i, t in enumerate(ids)])
+    run = Run(list(ids), [x], [], [], [], np.zeros((n, len(w["b_U"]))))
+    for layer in range(layers):
+        scale, read = normalised(x, w, "ln_w", "ln_b", layer)
+        written = np.zeros_like(x)
+        run.scores.append([])
+        run.patterns.append([])
+        for h in range(heads):
+            q, k, v = ([r @ w[f"W_{name}"][layer][h] + w[f"b_{name}"][layer][h] for r in read]
+                       for name in "QKV")
+            scores = np.array([[q[i] @ k[j] / math.sqrt(d_head) for j in range(n)]
+                               for i in range(n)])
+            A = causal_pattern(scores)
+            for i in range(n):
+                z = sum(A[i, j] * v[j] for j in range(i + 1))
+                written[i] += z @ w["W_O"][layer][h]
+            run.scores[layer].append(scores)
+            run.patterns[layer].append(A)
+        x = x + written + w["b_O"][layer]
+        run.scales.append(scale)
+        run.streams.append(x)
+    scale, read = normalised(x, w, "ln_final_w", "ln_final_b", None)
+    run.scales.append(scale)
+    for i in range(n):
+        run.logits[i] = read[i] @ w["W_U"] + w["b_U"]
+    return run
+
+
+def normalised(x, w: dict, weight: str, bias: str, layer: int | None):
+    """LayerNorm at every position, with its own weight and bias where these are not folded.
+
+    Returns the scales [pos] and what the next matrix reads [pos, d_model].
+    """
+    scale = np.array([norm_scale(v, w["eps"]) for v in x])
+    read = np.array([centred(v) / s for v, s in zip(x, scale)])
+    if weight in w:
+        gain, shift = (w[k] if layer is None else w[k][layer] for k in (weight, bias))
+        read = read * gain + shift
+    return scale, read
+
+
+# ------------------------------------------------------------------ 2. path expansion
+
+
+def head_output(A, x, scale, W_V, W_O):
+    """out_i = sum over j <= i of A_ij (cen(x_j) / s_j W_V) W_O, A and s held."""
+    out = np.zeros_like(x)
+    for i in range(len(x)):
+        for j in range(i + 1):
+            out[i] += A[i, j] * (centred(x[j]) / scale[j] @ W_V @ W_O)
+    return out
+
+
+def constant_of(w: dict, layer: int):
+    """b_O, and b_V W_O of every head: the rows of a pattern add up to 1, so it adds b_V once."""
+    return w["b_O"][layer] + sum(b @ W for b, W in zip(w["b_V"][layer], w["W_O"][layer]))
+
+
+def terms(w: dict, run: Run, bias_is_moved: bool = False) -> dict:
+    """Every path's term, [pos, d_model] each, for any number of layers.
+
+    ()                        x0 + all constants
+    ((l, h),)                 head (l, h) reading x0 + the constants of the layers before l
+    ((l, h), (m, g))          head (m, g) reading what head (l, h) wrote; and so on
+
+    With bias_is_moved the constant of layer 0 is written by a path of its own, ((0, "bias"),),
+    and later heads read it from there: ((0, "bias"), (1, g)).
+    """
+    layers, heads = len(w["W_O"]), len(w["W_O"][0])
+
+    def unmoved(layer):
+        return run.streams[0] + sum((constant_of(w, k) for k in range(bias_is_moved, layer)),
+                                    np.zeros_like(run.streams[0]))
+
+    found = {}
+    for layer in range(layers):
+        read = {(): unmoved(layer)} | found
+        if bias_is_moved and layer == 0:
+            found = {((0, "bias"),): np.zeros_like(run.streams[0]) + constant_of(w, 0)}
+        for (path, stream), h in itertools.product(read.items(), range(heads)):
+            found[*path, (layer, h)] = head_output(
+                run.patterns[layer][h], stream, run.scales[layer], w["W_V"][layer][h],
+                w["W_O"][layer][h])
+    return {(): unmoved(layers)} | found
+
+
+def up_to(order: int, found: dict):
+    """The sum of all terms that run through at most `order` heads."""
+    return sum(term for path, term in found.items() if len(path) <= order)
+
+
+def is_virtual(path: tuple) -> bool:
+    """A head of layer 1 on a head of layer 0."""
+    return len(path) == 2 and path[0][1] != "bias"
+
+
+def partial_logits(w: dict, run: Run, stream):
+    """cen(y) / s_final W_U + b_U, s_final of the full run."""
+    return np.array([centred(y) / s @ w["W_U"] + w["b_U"]
+                     for y, s in zip(stream, run.scales[-1])])
+
+
+def path_expansion(w: dict, runs: list, bias_is_moved: bool = False) -> dict:
+    """Terms against the model: the stream before layer 1, and every logit."""
+    stream_diff, logit_diff, n_terms = 0.0, 0.0, 0
+    for run in runs:
+        found = terms(w, run, bias_is_moved)
+        n_terms = sum(not path or path[0][1] != "bias" for path in found)
+        before_1 = run.streams[0] + constant_of(w, 0) + sum(
+            found[((0, h),)] for h in range(len(w["W_O"][0])))
+        stream_diff = max(stream_diff, abs(before_1 - run.streams[1]).max())
+        ours = partial_logits(w, run, up_to(2, found))
+        logit_diff = max(logit_diff, abs(ours - run.logits).max())
+    return {"n_terms": n_terms, "stream_max_abs_diff": stream_diff,
+            "logits_max_abs_diff": logit_diff,
+            "logits_min": min(run.logits.min() for run in runs),
+            "logits_max": max(run.logits.max() for run in runs)}
+
+
+# ------------------------------------------------------------------ 3. term importance
+
+
+def loss_of_logits(logits, ids) -> float:
+    """Mean over positions 1.. of -log p(token): position i predicts token i + 1."""
+    total = 0.0
+    for i in range(len(ids) - 1):
+        high = max(logits[i])
+        log_sum = high + math.log(sum(math.exp(v - high) for v in logits[i]))
+        total += log_sum - logits[i][ids[i + 1]]
+    return total / (len(ids) - 1)
+
+
+def virtual_from(w: dict, run: Run, is_read) -> np.ndarray:
+    """All virtual heads, the layer-0 heads reading the source positions j with is_read(j) only."""
+    total = np.zeros_like(run.streams[0])
+    heads = range(len(w["W_O"][0]))
+    for h1 in heads:
+        A = run.patterns[0][h1].copy()
+        for j in range(len(A)):
+            if not is_read(j):
+                A[:, j] = 0
+        o0 = head_output(A, run.streams[0], run.scales[0], w["W_V"][0][h1], w["W_O"][0][h1])
+        for h2 in heads:
+            total += head_output(run.patterns[1][h2], o0, run.scales[1], w["W_V"][1][h2],
+                                 w["W_O"][1][h2])
+    return total
+
+
+def sequence_losses(w: dict, run: Run, bias_is_moved: bool) -> tuple[dict, float]:
+    """Losses of one sequence by what is kept, and how far start + real is from all virtual."""
+    found = terms(w, run, bias_is_moved)
+    heads = range(len(w["W_O"][0]))
+    full = up_to(2, found)
+    start = virtual_from(w, run, lambda j: j == 0)
+    real = virtual_from(w, run, lambda j: j != 0)
+    single_of_layer = {layer: sum(term for path, term in found.items()
+                                  if len(path) == 1 and path[0][0] == layer) for layer in (0, 1)}
+    streams = {
+        "order 0": up_to(0, found), "order 1": up_to(1, found), "order 2": full,
+        "start": up_to(1, found) + start, "real": up_to(1, found) + real,
+        "layer 0": found[()] + single_of_layer[0], "layer 1": found[()] + single_of_layer[1],
+    } | {(h2, h1): full - found[(0, h1), (1, h2)] for h2 in heads for h1 in heads}
+    losses = {name: loss_of_logits(partial_logits(w, run, stream), run.ids)
+              for name, stream in streams.items()}
+    losses["model"] = loss_of_logits(run.logits, run.ids)
+    virtual = sum(term for path, term in found.items() if is_virtual(path))
+    return losses, abs(start + real - virtual).max()
+
+
+def mean(values) -> float:
+    return sum(values) / len(values)
+
+
+def standard_deviation(values) -> float:
+    """With n - 1 below."""
+    middle = mean(values)
+    return math.sqrt(sum((v - middle) ** 2 for v in values) / (len(values) - 1))
+
+
+def term_importance(w: dict, runs: list, bias_is_moved: bool = False,
+                    median: str = "middle two") -> dict:
+    """Losses by order and their differences; a difference is paired, sequence by sequence."""
+    per_sequence, checks = zip(*(sequence_losses(w, run, bias_is_moved) for run in runs))
+    heads, d_vocab = len(w["W_O"][0]), len(w["b_U"])
+    uniform = {"uniform": math.log(d_vocab)}
+
+    def change(to, before):
+        """Mean and standard error over the sequences of loss(to) - loss(before)."""
+        d = [(uniform | s)[to] - (uniform | s)[before] for s in per_sequence]
+        return mean(d), standard_deviation(d) / math.sqrt(len(d))
+
+    marginal = [change("order 0", "uniform"), change("order 1", "order 0"),
+                change("order 2", "order 1")]
+    removed = [[change((h2, h1), "order 2") for h1 in range(heads)] for h2 in range(heads)]
+    ranked = sorted(((removed[h2][h1][0], h2, h1) for h2 in range(heads) for h1 in range(heads)),
+                    reverse=True)
+    costs = sorted(cost for cost, _, _ in ranked)
+    lower, upper = costs[(len(costs) - 1) // 2], costs[len(costs) // 2]
+    split = {f"layer{layer}": named(vs_direct=change(f"layer {layer}", "order 0"),
+                                    given_other=change("order 1", f"layer {1 - layer}"))
+             for layer in (0, 1)}
+    return {
+        "uniform": uniform["uniform"],
+        "loss_by_order": [mean([s[f"order {n}"] for s in per_sequence]) for n in range(3)],
+        "loss_model": mean([s["model"] for s in per_sequence]),
+        "marginal": [m for m, _ in marginal], "marginal_se": [se for _, se in marginal],
+        "per_term": [marginal[0][0], marginal[1][0] / (2 * heads), marginal[2][0] / heads**2],
+        "virtual_removed": [[cost for cost, _ in row] for row in removed],
+        "virtual_removed_se": [[se for _, se in row] for row in removed],
+        "virtual_largest": [{"h2": h2, "h1": h1, "loss_increase": cost}
+                            for cost, h2, h1 in ranked[:5]],
+        "virtual_above_0_01": sum(cost > 0.01 for cost in costs),
+        "virtual_median": lower if median == "lower" else (lower + upper) / 2,
+        **named(start_delta=change("start", "order 1"), real_delta=change("real", "order 1")),
+        "split_check": max(checks), **split,
+    }
+
+
+def named(**changes) -> dict:
+    """{name: mean, name_se: standard error} of each change."""
+    return {name: m for name, (m, _) in changes.items()} | {
+        f"{name}_se": se for name, (_, se) in changes.items()}
+
+
+# ------------------------------------------------------------------ 4. composition
+
+
+def composition_score(W_V1, W_O1, first, second) -> float:
+    """||W_V1 W_O1 first second|| / (||first second|| ||W_V1 W_O1||), all d_model x d_model.
+
+    K: first, second = W_K2, W_Q2^T;  Q: W_Q2, W_K2^T;  V: W_V2, W_O2.
+    """
+    wrote, reads = W_V1 @ W_O1, first @ second
+    return frobenius(wrote @ reads) / (frobenius(reads) * frobenius(wrote))
+
+
+def first_published_score(W_V1, W_O1, first, second) -> float:
+    """||second W_V1 W_O1 first|| over the same norms: the factors moved round by one."""
+    wrote, reads = W_V1 @ W_O1, first @ second
+    return frobenius(second @ W_V1 @ W_O1 @ first) / (frobenius(reads) * frobenius(wrote))
+
+
+def composition(w: dict, runs: list, draws: list) -> dict:
+    """Scores of all pairs by both forms, and the mean attentions of the layer-0 heads.
+
+    draws: four random d_model x d_head factors a pair, A, B, C, D: the score of A B^T -> C D^T.
+    """
+    heads = range(len(w["W_O"][0]))
+    W_Q, W_K, W_V, W_O = (w[k][1] for k in ("W_Q", "W_K", "W_V", "W_O"))
+    layer_1 = {"Q": [(W_Q[h], W_K[h].T) for h in heads], "K": [(W_K[h], W_Q[h].T) for h in heads],
+               "V": [(W_V[h], W_O[h]) for h in heads]}
+    forms = []
+    for score in (composition_score, first_published_score):
+        drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
+        form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn),
+                             "n": len(drawn)}}
+        for kind, factors in layer_1.items():
+            scores = [[score(w["W_V"][0][h1], w["W_O"][0][h1], *factors[h2]) for h1 in heads]
+                      for h2 in heads]
+            form[kind] = score_summary(scores, **form["baseline"])
+        forms.append(form)
+    return forms[0] | {"first_published": forms[1],
+                       "prev_token": [mean_at_distance(runs, h, 1) for h in heads],
+                       "two_back": [mean_at_distance(runs, h, 2) for h in heads],
+                       "start_token": [mean([row[0] for run in runs for row in run.patterns[0][h]])
+                                       for h in heads]}
+
+
+def score_summary(scores: list, mean: float, sd: float, n: int) -> dict:
+    """Scores [h2][h1] against the mean and spread of their random baseline."""
+    heads = range(len(scores))
+    best, h2, h1 = max((scores[h2][h1], h2, h1) for h2 in heads for h1 in heads)
+    everything = [score for row in scores for score in row]
+    return {"scores": scores, "max": best, "max_pair": {"h2": h2, "h1": h1},
+            "mean": sum(everything) / len(everything),
+            "n_above": sum(score > mean + 0.05 for score in everything),
+            "mean_by_h1": [sum(scores[h2][h1] for h2 in heads) / len(scores) for h1 in heads],
+            "z": [[(score - mean) / sd for score in row] for row in scores]}
+
+
+def mean_at_distance(runs: list, head: int, back: int, layer: int = 0) -> float:
+    """Mean of A[i, i - back] over all rows i >= back of all sequences."""
+    return mean([run.patterns[layer][head][i, i - back] for run in runs
+                 for i in range(back, len(run.ids))])
+
+
+# ------------------------------------------------------------------ 5. attention scores
+
+
+def score_groups(w: dict, run: Run, h2: int, bias_is_moved: bool = False) -> dict:
+    """Scores of head (1, h2) by what prepared query and key, [query, key] each, no mask.
+
+    s_ij = (q direct_i + q moved_i) . (k direct_j + k moved_j) / sqrt(d_head)
+
+    "K of", h1: the direct query and the key that head (0, h1) alone moved.
+    """
+    found, scale = terms(w, run, bias_is_moved), run.scales[1]
+    n, d_head = len(run.ids), w["W_Q"].shape[-1]
+    moved = {path[0][1]: term for path, term in found.items()
+             if len(path) == 1 and path[0][0] == 0}
+    direct = run.streams[0] + (0 if bias_is_moved else constant_of(w, 0))
+
+    def read(x, i, name):
+        return centred(x[i]) / scale[i] @ w[f"W_{name}"][1][h2]
+
+    q_direct, k_direct = ([read(direct, i, name) + w[f"b_{name}"][1][h2] for i in range(n)]
+                          for name in "QK")
+    q_moved, k_moved = ([sum(read(o0, i, name) for o0 in moved.values()) for i in range(n)]
+                        for name in "QK")
+
+    def products(q, k):
+        return np.array([[q[i] @ k[j] / math.sqrt(d_head) for j in range(n)] for i in range(n)])
+
+    return {"none": products(q_direct, k_direct), "Q": products(q_moved, k_direct),
+            "K": products(q_direct, k_moved), "QK": products(q_moved, k_moved)} | {
+        ("K of", h): products(q_direct, [read(o0, i, "K") for i in range(n)])
+        for h, o0 in moved.items() if h != "bias"}
+
+
+def total_variation_rows(p, q) -> list:
+    """1/2 sum over keys of |p - q|, row by row."""
+    return [sum(abs(a - b) for a, b in zip(p[i], q[i])) / 2 for i in range(len(p))]
+
+
+def attention_groups(w: dict, runs: list, bias_is_moved: bool = False) -> dict:
+    """Change of every layer-1 pattern without one group, or with the direct group alone."""
+    heads = range(len(w["W_O"][0]))
+    worst = 0.0
+    tv = {name: [] for name in ("without_K", "without_Q", "without_QK", "none_alone")}
+    tv_of_head = []
+    for h2 in heads:
+        rows: dict = {}
+        for run in runs:
+            g = score_groups(w, run, h2, bias_is_moved)
+            total = g["none"] + g["Q"] + g["K"] + g["QK"]
+            for i in range(len(run.ids)):
+                for j in range(i + 1):
+                    worst = max(worst, abs(total[i, j] - run.scores[1][h2][i, j]))
+            left = {"without_K": total - g["K"], "without_Q": total - g["Q"],
+                    "without_QK": total - g["QK"], "none_alone": g["none"]}
+            left |= {h1: total - g["K of", h1] for h1 in heads}
+            for name, scores in left.items():
+                rows.setdefault(name, []).extend(
+                    total_variation_rows(causal_pattern(scores), run.patterns[1][h2]))
+        for name, values in tv.items():
+            values.append(mean(rows[name]))
+        tv_of_head.append([mean(rows[h1]) for h1 in heads])
+    return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": tv_of_head}
+
+
+# ------------------------------------------------------------------ 6. virtual heads
+
+
+def virtual_pattern(A1, A0) -> np.ndarray:
+    """Entry ij: sum over k of A1_ik A0_kj: what i reads from k, which k has read from j."""
+    n = len(A1)
+    return np.array([[sum(A1[i, k] * A0[k, j] for k in range(n)) for j in range(n)]
+                     for i in range(n)])
+
+
+def virtual_head(runs: list, h2: int, h1: int, distinct_places: bool) -> dict:
+    """Mean weight on the start token, itself, 1 back, 2 back; and that it is a pattern."""
+    places: dict = {name: [] for name in ("start", 0, 1, 2)}
+    row_sum_error, future = 0.0, 0.0
+    for run in runs:
+        A = virtual_pattern(run.patterns[1][h2], run.patterns[0][h1])
+        n = len(A)
+        for i in range(n):
+            row_sum_error = max(row_sum_error, abs(sum(A[i]) - 1))
+            future = max([future, *(abs(A[i, j]) for j in range(i + 1, n))])
+            if distinct_places and i < 3:
+                continue
+            places["start"].append(A[i, 0])
+            for back in range(min(i, 2) + 1):
+                places[back].append(A[i, i - back])
+    return {"h2": h2, "h1": h1, "pattern": [mean(values) for values in places.values()],
+            "row_sum_error": row_sum_error, "future_max": future}
+
+
+def virtual_heads(runs: list, removed: list, V_scores: list,
+                  distinct_places: bool = False) -> dict:
+    """All virtual heads as heads, the one that costs most and the one that looks 2 back most."""
+    heads = range(len(removed))
+    found = [virtual_head(runs, h2, h1, distinct_places)
+             | {"v_composition": V_scores[h2][h1], "loss_increase": removed[h2][h1]}
+             for h2 in heads for h1 in heads]
+    return {"all": found, "most_important": max(found, key=lambda v: v["loss_increase"]),
+            "most_two_back": max(found, key=lambda v: v["pattern"][3])}
+
+
+def induction(w: dict, repeated_rows: list) -> dict:
+    """Mean attention from each token of the second half to the one after its first occurrence.
+
+    Over all sequences, and its standard deviation from sequence to sequence.
+    """
+    runs = [forward(w, ids) for ids in repeated_rows]
+
+    def attention(run, layer, h):
+        half = (len(run.ids) - 1) // 2
+        return mean([run.patterns[layer][h][i, run.ids.index(run.ids[i]) + 1]
+                     for i in range(1 + half, 1 + 2 * half)])
+
+    layers, heads = np.shape(w["W_O"])[:2]
+    by_run = [[[attention(run, layer, h) for run in runs] for h in range(heads)]
+              for layer in range(layers)]
+    return {"score": [[mean(values) for values in row] for row in by_run],
+            "score_sd": [[standard_deviation(values) for values in row] for row in by_run]}
+
+
+def counting(layers: int = 12, heads: int = 12) -> dict:
+    """Heads and virtual heads of order 2, counted one by one."""
+    all_heads = [(layer, h) for layer in range(layers) for h in range(heads)]
+    return {"heads": len(all_heads),
+            "layer_pairs": sum(a < b for a in range(layers) for b in range(layers)),
+            "virtual_order_2": sum(a[0] < b[0] for a in all_heads for b in all_heads)}
+
+
+def sections(w: dict, rows: list, draws: list, repeated_rows: list, bias_is_moved: bool = False,
+             median: str = "middle two", distinct_places: bool = False) -> dict:
+    """Every number of part 5, in the layout of the results file.
+
+    Args:
+        rows: lists of token ids, each from the start token on.
+        draws: the random factors of the composition baseline.
+        repeated_rows: lists of token ids for the induction score.
+    """
+    runs = [forward(w, ids) for ids in rows]
+    _, heads, d_model, d_head = np.shape(w["W_Q"])
+    importance = term_importance(w, runs, bias_is_moved, median)
+    scores = composition(w, runs, draws)
+    return {
+        "model": {"ratio": d_head / d_model, "n_single": 2 * heads, "n_virtual": heads**2,
+                  "n_terms": len(terms(w, runs[0])), "n_sequences": len(rows)},
+        "path_expansion": path_expansion(w, runs, bias_is_moved),
+        "term_importance": importance,
+        "composition": scores,
+        "attention_groups": attention_groups(w, runs, bias_is_moved),
+        "virtual_heads": virtual_heads(runs, importance["virtual_removed"], scores["V"]["scores"],
+                                       distinct_places),
+        "induction": induction(w, repeated_rows),
+        "counting": counting(),
+    }

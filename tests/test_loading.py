@@ -1,0 +1,778 @@
+"""Loading, the errors a user can meet there, and the writing of results.
+
+An error is one line on stderr that names cause and remedy, with exit code 2, no traceback and
+nothing in --out. The scripts run in this process where they can; a subprocess, which takes seconds
+to import TransformerLens, only where the environment is what is tested.
+"""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import pickle
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import types
+
+import datasets
+import huggingface_hub
+import pytest
+import safetensors.torch
+import tokenizers
+import torch
+from transformer_lens import HookedTransformer
+from transformer_lens.utilities import hf_utils
+from transformers import PreTrainedTokenizerFast
+
+import circuits_part5
+import common
+import hub
+import tiny
+
+SCRIPT = "circuits_part5.py"
+CLOSED_PORT = "http://127.0.0.1:9"  # nothing listens there: a machine without network
+SIZES = tiny.SIZES | dict(d_vocab=70)  # room for all letters of tiny's tokenizer
+PATTERN_TEXT = "The cat sat on the mat. The dog did not.\n"
+
+
+# ==================================================================================== Helpers
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    """A cache with everything in it. Tests that damage it take a copy."""
+    return hub.build(tmp_path_factory.mktemp("huggingface"))
+
+
+def use_cache(monkeypatch, cache: pathlib.Path) -> None:
+    """Point the libraries in this process at a cache, offline."""
+    constants = huggingface_hub.constants
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache / "datasets")
+    monkeypatch.setattr(hf_utils.download_file_from_hf, "__defaults__",
+                        (".", str(cache / "hub"), False))
+
+
+def hub_is_silent(monkeypatch, endpoint: str = CLOSED_PORT) -> None:
+    """The user did not ask for offline mode; there just is no network."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+
+
+def hub_answers(monkeypatch) -> None:
+    """The hub seems to be there: TransformerLens loads, its downloads being cached already."""
+    monkeypatch.setattr(common, "hub_answers", lambda: True)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files",
+                        lambda self, repo_id: ["config.json", "model_final.pth"])
+
+
+ROUTES = {"offline": lambda monkeypatch: None, "silent": hub_is_silent, "online": hub_answers}
+both_routes = pytest.mark.parametrize("route", ["offline", "online"])
+
+
+@pytest.fixture
+def part5(tmp_path, monkeypatch, capsys):
+    """Run circuits_part5.py in this process: its exit code, stdout and stderr."""
+
+    def run(*args) -> tuple[int, str, str]:
+        if "--out" not in args:
+            args = (*args, "--out", tmp_path / "out")
+        monkeypatch.setattr(sys, "argv", [SCRIPT, *map(str, args)])
+        capsys.readouterr()
+        code = common.run_script(circuits_part5.main)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def error_of(code: int, stdout: str, stderr: str) -> str:
+    """The error message of a run, checked for its form."""
+    *others, last = stderr.splitlines()
+    prefix = f"{SCRIPT}: error: "
+    assert code == 2 and last.startswith(prefix) and stdout == ""
+    assert not [line for line in others if "error" in line or "Traceback" in line], stderr
+    return last.removeprefix(prefix)
+
+
+@pytest.fixture
+def refused(part5, tmp_path):
+    """Run circuits_part5.py on a mistake: its error message. --out must stay empty."""
+
+    def run(*args) -> str:
+        message = error_of(*part5(*args))
+        assert list((tmp_path / "out").rglob("*")) == []
+        return message
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny.folder(tmp_path / "my-model", SIZES)
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(PATTERN_TEXT * 100, encoding="utf-8")
+    return file
+
+
+def same_parameters(a: HookedTransformer, b: HookedTransformer) -> bool:
+    a, b = a.state_dict(), b.state_dict()
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+# ================================================================================ Public models
+
+
+@pytest.mark.parametrize("dtype", common.DTYPES)
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_gives_the_same_model(route, dtype, warm, monkeypatch):
+    """With or without network, TransformerLens or the files in the cache: same parameters, same
+    logits, and those of TransformerLens' own processing of the same state dict."""
+    use_cache(monkeypatch, warm)
+    ROUTES[route](monkeypatch)
+    through_tl = []
+    load = HookedTransformer.from_pretrained
+    monkeypatch.setattr(HookedTransformer, "from_pretrained",
+                        lambda *a, **k: through_tl.append(a) or load(*a, **k))
+    model, source = common.load_model("attn-only-2l", dtype=common.DTYPES[dtype], n_layers=2)
+
+    assert bool(through_tl) == (route == "online")
+    weights = hub.snapshot(warm, hub.MODEL) / "model_final.pth"
+    assert source == {"model": "attn-only-2l", "revision": hub.REVISION,
+                      "weights_sha256": common.sha256(weights)}
+    assert common.encode(model, "Hello, world!") == [11765, 14, 1499, 3]
+    state = {k: v.float() for k, v in tiny.state_dict(hub.SIZES).items()}
+    expected = tiny.model(state, hub.SIZES, common.DTYPES[dtype])
+    assert same_parameters(model, expected)
+    tokens = tiny.tokens(d_vocab=hub.SIZES["d_vocab"])
+    assert torch.equal(model(tokens), expected(tokens))
+
+
+@both_routes
+@pytest.mark.parametrize("name", ["attn-only-2l", "attn-only-2l-c4-code", hub.MODEL])
+def test_tokenizer_with_other_ids_is_refused(name, route, warm, tmp_path, monkeypatch, refused):
+    """The installed tokenizer library splits words in another way than it used to."""
+    cache = shutil.copytree(warm, tmp_path / "cache")
+    tiny.tokenizer(hub.SIZES["d_vocab"]).save_pretrained(hub.snapshot(cache, hub.TOKENIZER))
+    use_cache(monkeypatch, cache)
+    ROUTES[route](monkeypatch)
+    message = refused("--model", name)
+    assert f"tokenizer of {name}" in message and "requirements.txt" in message
+
+
+@pytest.mark.parametrize("name, words", {
+    "attn-only-1l": ["1 layer", "attn-only-2l"],
+    "solu-2l": ["not attention-only", "attn-only-2l"],
+    "attn-only-2l-shortformer-6b-big-lr": ["shortformer position", "attn-only-2l"],
+    "attn-only-9l": ["no model 'attn-only-9l'", "attn-only-2l", "mini"],
+    "./no/such/folder": ["no model './no/such/folder'", "folder"],
+}.items())
+@both_routes
+def test_a_model_that_the_script_cannot_read(route, name, words, warm, monkeypatch, refused):
+    """--model names something unknown, or a model that the kernels are not exact for."""
+    use_cache(monkeypatch, warm)
+    ROUTES[route](monkeypatch)
+    message = refused("--model", name)
+    assert all(word in message for word in words), message
+
+
+def test_transformer_lens_of_another_generation(folder, monkeypatch, refused):
+    """Version 4 has no HookedTransformer."""
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version",
+                        lambda name: "4.0.1" if name == "transformer_lens" else version(name))
+    assert "transformer_lens<4" in refused("--model", folder)
+
+
+# Damage to the files of a model, in a folder of the user's or in the cache. Each takes the folder.
+
+
+def write(name: str, data: bytes):
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def cut(name: str):
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+def remove(pattern: str):
+    return lambda folder: [file.unlink() for file in folder.glob(pattern)]
+
+
+def config(**change):
+    def damage(folder):
+        file = folder / "config.json"
+        new = json.loads(file.read_text()) | change
+        file.write_text(json.dumps({k: v for k, v in new.items() if v != "removed"}))
+    return damage
+
+
+def state(change):
+    """Weights that `change` has altered or replaced."""
+    def damage(folder):
+        file = folder / "model.safetensors"
+        if file.exists():
+            weights = safetensors.torch.load_file(file)
+            safetensors.torch.save_file(change(weights) or weights, file)
+        else:
+            file = folder / "model_final.pth"
+            weights = torch.load(file)
+            torch.save(change(weights) or weights, file)
+    return damage
+
+
+def pth(make):
+    """model_final.pth in place of model.safetensors, holding something else than weights."""
+    def damage(folder):
+        remove("model.safetensors")(folder)
+        torch.save(make(folder), folder / "model_final.pth")
+    return damage
+
+
+class Code:
+    """A pickle of it makes a folder named "executed" when it is read."""
+
+    def __init__(self, folder):
+        self.mark = folder / "executed"
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def pickled_code(folder):
+    remove("model.safetensors")(folder)
+    (folder / "model_final.pth").write_bytes(pickle.dumps(Code(folder)))
+
+
+def one_is_nan(weights):
+    weights["unembed.W_U"][0, 0] = torch.nan
+
+
+def one_is_missing(weights):
+    del weights["blocks.1.attn.W_Q"]
+
+
+def one_has_another_shape(weights):
+    weights["blocks.1.attn.W_Q"] = weights["blocks.1.attn.W_Q"].mT.contiguous()
+
+
+def a_third_layer(weights):
+    weights |= {k.replace(".1.", ".2."): v.clone() for k, v in weights.items() if ".1." in k}
+
+
+DAMAGED_FOLDER = {
+    "no config": (remove("config.json"), ["config.json", "model folder holds"]),
+    "config is no JSON": (write("config.json", b"{"), ["config.json"]),
+    "config is not text": (write("config.json", b"\xff\xfe\x00"), ["config.json"]),
+    "config is a list": (write("config.json", b"[1, 2]"), ["config.json"]),
+    "config lacks a key": (config(d_head="removed"), ["config.json", "d_head"]),
+    "config has text for a number": (config(d_model="eleven"), ["config.json"]),
+    "config has a negative number": (config(n_ctx=-1), ["config.json"]),
+    "config of another model": (config(d_model=12), ["model.safetensors", "does not fit"]),
+    "one layer": (config(n_layers=1), ["1 layer", "attn-only-2l"]),
+    "MLPs": (config(attn_only=False), ["not attention-only", "mini"]),
+    "shortformer positions": (config(shortformer_pos=True), ["shortformer", "mini"]),
+    "rotary positions": (config(positional_embedding_type="rotary"), ["rotary", "mini"]),
+    "RMSNorm": (config(normalization="RMS"), ["LayerNorm", "mini"]),
+    "no weights": (remove("model.safetensors"), ["model.safetensors", "model_final.pth"]),
+    "weights cut short": (cut("model.safetensors"), ["model.safetensors"]),
+    "weights empty": (write("model.safetensors", b""), ["model.safetensors"]),
+    "NaN": (state(one_is_nan), ["unembed.W_U", "not finite"]),
+    "key missing": (state(one_is_missing), ["model.safetensors", "blocks.1.attn.W_Q"]),
+    "wrong shape": (state(one_has_another_shape), ["model.safetensors", "blocks.1.attn.W_Q"]),
+    "more layers than config": (state(a_third_layer), ["model.safetensors", "blocks.2."]),
+    "pth is a list": (pth(lambda folder: [1, 2]), ["model_final.pth", "state dict"]),
+    "pth has no tensors": (pth(lambda folder: {"a": "b"}), ["model_final.pth", "state dict"]),
+    "pth has code": (pth(Code), ["model_final.pth", "state dict"]),
+    "pth is a bare pickle": (pickled_code, ["model_final.pth", "state dict"]),
+    "no tokenizer": (remove("tokenizer*"), ["my-model", "tokenizer"]),
+    "tokenizer is no JSON": (write("tokenizer.json", b"{"), ["my-model", "tokenizer"]),
+    "tokenizer of a larger model": (
+        lambda folder: tiny.tokenizer(99).save_pretrained(folder), ["my-model", "tokenizer"]),
+}
+
+
+@pytest.mark.parametrize("damage, words", DAMAGED_FOLDER.values(), ids=DAMAGED_FOLDER)
+def test_a_damaged_model_folder(damage, words, folder, text, refused):
+    """A model folder with files missing, cut short, mixed up, or not what their names say."""
+    damage(folder)
+    message = refused("--model", folder, "--text", text, "--tokens", 170)
+    assert all(word in message for word in words), message
+    assert not (folder / "executed").exists()
+
+
+DAMAGED_CACHE = {
+    "config is no JSON": (write("config.json", b"{"), ["config.json"]),
+    "config names no tokenizer": (config(tokenizer_name="removed"), ["tokenizer"]),
+    "config gone": (remove("config.json"), ["config.json", "--model mini"]),
+    "weights gone": (remove("model_final.pth"), [hub.MODEL, "--model mini"]),
+    "weights cut short": (cut("model_final.pth"), ["model_final.pth"]),
+    "NaN": (state(one_is_nan), ["unembed.W_U", "not finite"]),
+    "key missing": (state(one_is_missing), ["model_final.pth", "blocks.1.attn.W_Q"]),
+    "wrong shape": (state(one_has_another_shape), ["model_final.pth", "blocks.1.attn.W_Q"]),
+    "code": (pth(Code), ["model_final.pth", "state dict"]),
+}
+
+
+@pytest.mark.parametrize("damage, words", DAMAGED_CACHE.values(), ids=DAMAGED_CACHE)
+@both_routes
+def test_a_damaged_cache(route, damage, words, warm, tmp_path, monkeypatch, refused):
+    """A download that broke off, or a cache that something has tidied; network or not."""
+    cache = shutil.copytree(warm, tmp_path / "cache")
+    snapshot = hub.snapshot(cache, hub.MODEL)
+    damage(snapshot)
+    use_cache(monkeypatch, cache)
+    ROUTES[route](monkeypatch)
+    message = refused("--model", "attn-only-2l")
+    assert all(word in message for word in words), message
+    assert not (snapshot / "executed").exists()
+
+
+@both_routes
+def test_a_cache_without_the_tokenizer(route, warm, tmp_path, monkeypatch, refused):
+    """The tokenizer has a repository of its own; the message must name that one."""
+    cache = shutil.copytree(warm, tmp_path / "cache")
+    shutil.rmtree(hub.snapshot(cache, hub.TOKENIZER))
+    use_cache(monkeypatch, cache)
+    ROUTES[route](monkeypatch)
+    assert hub.TOKENIZER in refused("--model", "attn-only-2l")
+
+
+def test_the_network_goes_while_loading(warm, monkeypatch, refused):
+    """The hub answered the first question and not the next."""
+    use_cache(monkeypatch, warm)
+    hub_answers(monkeypatch)
+
+    def fail(self, repo_id):
+        raise ConnectionError("reset by peer\nsecond line")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
+    assert hub.MODEL in refused("--model", "attn-only-2l")
+
+
+def test_a_network_that_swallows_everything(monkeypatch):
+    """A firewall that drops packets must not hold the user up for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        use_cache(monkeypatch, pathlib.Path("nowhere"))
+        hub_is_silent(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        start = time.monotonic()
+        assert not common.hub_answers()
+        assert time.monotonic() - start < 6
+
+
+# ================================================================ The environment, in subprocesses
+
+
+def run_apart(cwd: pathlib.Path, *args, **environment) -> tuple[int, str, str]:
+    """circuits_part5.py as a user runs it, with no other HF_ variable than those given."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    env["OMP_NUM_THREADS"] = "1"  # see conftest.py
+    done = subprocess.run([sys.executable, common.HERE / SCRIPT, *args], cwd=cwd, text=True,
+                          encoding="utf-8", capture_output=True, env=env | environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def ten_seconds():
+    """Or, where the machine is busy, five times what importing torch takes: 2 s on two cores."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return max(10.0, 5 * (time.monotonic() - start))
+
+
+@pytest.mark.parametrize("network", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": CLOSED_PORT}])
+def test_cold_cache_without_network(network, tmp_path, ten_seconds):
+    """A first run without network says within 10 seconds what is missing where, and what to do."""
+    start = time.monotonic()
+    done = run_apart(tmp_path, "--out", "out", HF_HOME=str(tmp_path / "hf"), **network)
+    assert time.monotonic() - start < ten_seconds
+    message = error_of(*done)
+    for words in hub.MODEL, str(tmp_path / "hf" / "hub"), f"python {SCRIPT} --model mini":
+        assert words in message
+    assert not list((tmp_path / "out").rglob("*"))
+
+
+def test_warm_cache_without_network(warm, tmp_path):
+    """The public model and WikiText from the cache, start to end, from any working directory."""
+    code, stdout, stderr = run_apart(tmp_path, "--tokens", "240", "--out", "out",
+                                     HF_HOME=str(warm), HF_ENDPOINT=CLOSED_PORT)
+    assert code == 0, stderr
+    assert stderr.count("warning: the WikiText-2 test split here is not the one") == 1
+    assert stderr.splitlines()[-1].startswith("wrote ")
+    files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "out").iterdir()}
+    assert files.keys() == {"part5.json", "part5_stdout.txt"}
+    assert files["part5_stdout.txt"] == stdout
+    meta = json.loads(files["part5.json"])["meta"]
+    assert meta["model"] == "attn-only-2l" and meta["revision"] == hub.REVISION
+    assert meta["n_tokens"] == 240 and meta["seq_len"] == 24
+    assert meta["text_sha256"] == common.sha256("\n\n".join(hub.ROWS))
+
+
+# ================================================================================ Model folders
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "pth without b_U"])
+@pytest.mark.parametrize("dtype", common.DTYPES)
+def test_a_model_folder(dtype, kind, folder):
+    """float16 weights are processed in the dtype asked for, as TransformerLens does it."""
+    weights = folder / "model.safetensors"
+    state = safetensors.torch.load_file(weights)
+    assert {v.dtype for v in state.values()} == {torch.float16}
+    if kind != "safetensors":
+        if kind == "pth without b_U":
+            state["unembed.b_U"].zero_()
+        stored = {k: v for k, v in state.items() if k != "unembed.b_U" or kind == "pth"}
+        weights.unlink()
+        weights = folder / "model_final.pth"
+        torch.save(stored, weights)
+    model, source = common.load_model(str(folder), dtype=common.DTYPES[dtype], n_layers=2)
+    assert source == {"model": "my-model", "revision": None,
+                      "weights_sha256": common.sha256(weights)}
+    assert same_parameters(model, tiny.model(state, SIZES, common.DTYPES[dtype]))
+    assert not any(p.requires_grad for p in model.parameters()) and not model.training
+
+
+def test_any_number_of_layers(tmp_path):
+    """Without n_layers nothing is asked of the depth."""
+    sizes = SIZES | dict(n_layers=3)
+    model, _ = common.load_model(str(tiny.folder(tmp_path / "three", sizes)))
+    assert model.cfg.n_layers == 3
+
+
+# ================================================================================= Command line
+
+
+OPTIONS = {
+    "--no-such-option": ["--no-such-option"],
+    "--dtype bfloat16": ["--dtype", "float32", "float64"],
+    "--tokens many": ["--tokens", "many"],
+    "--tokens 170.0": ["--tokens", "170.0"],
+    "--tokens 16": ["--tokens 16", "--seq-len 17"],
+    "--tokens 0": ["--tokens"],
+    "--tokens -170": ["--tokens"],
+    "--tokens 99999999999999999999": ["--tokens"],
+    "--seq-len 18": ["--seq-len", "17"],
+    "--seq-len 2": ["--seq-len"],
+    "--seq-len 0": ["--seq-len"],
+    "--seq-len -5": ["--seq-len"],
+    "--seed x": ["--seed"],
+    "--seed 99999999999999999999": ["--seed"],
+    "--device nonsense": ["nonsense", "--device cpu"],
+    "--device cuda:99": ["cuda:99", "--device cpu"],
+    "--device meta": ["meta", "--device cpu"],
+    "--text no-such-file.txt": ["no-such-file.txt"],
+    "--text .": ["--text"],
+}
+
+
+@pytest.mark.parametrize("option, words", OPTIONS.items(), ids=OPTIONS)
+def test_an_option_that_makes_no_sense(option, words, folder, text, refused):
+    """A slip of the hand, or a size that the model or the machine does not have."""
+    message = refused("--model", folder, "--text", text, "--tokens", 170, *option.split())
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(folder, text, refused):
+    """--device cuda on a laptop."""
+    message = refused("--model", folder, "--text", text, "--device", "cuda")
+    assert "'cuda'" in message and "--device cpu" in message
+
+
+@pytest.mark.parametrize("content, words", {
+    b"": ["0 tokens"],
+    b"abcde": ["5 tokens"],
+    "h\u00e9".encode("latin-1") * 999: ["not UTF-8"],
+    b"ab <|BOS|> cd" * 999: ["start token"],
+}.items(), ids=["empty", "a word", "Latin-1", "start token"])
+def test_a_text_of_no_use(content, words, folder, tmp_path, refused):
+    """A text that is empty, too short for one sequence, in another encoding or has the model's
+    start token spelled out. No number of tokens helps, so none is advised."""
+    file = tmp_path / "other.txt"
+    file.write_bytes(content)
+    message = refused("--model", folder, "--text", file)
+    assert all(word in message for word in [file.name, *words]), message
+    assert "--tokens" not in message
+
+
+def test_a_text_that_is_too_short(folder, tmp_path, part5, refused):
+    """The message names the number that there is, and what it advises works."""
+    file = tmp_path / "short.txt"
+    file.write_text("abcde" * 20)
+    command = "--model", folder, "--text", file, "--no-figures"
+    message = refused(*command)
+    advice = re.search(r"--tokens (\d+)", message)
+    assert "100 tokens" in message and advice
+    code, _, stderr = part5(*command, "--tokens", advice[1])
+    assert code == 0, stderr
+    n_rows = json.loads((tmp_path / "out" / "part5.json").read_text())["meta"]["n_tokens"] // 17
+    assert n_rows == 100 // 16
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "n" * 300])
+def test_results_cannot_be_written(where, folder, text, tmp_path, part5):
+    """--out is a file, lies below one, or has a name that the file system refuses."""
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / where
+    message = error_of(*part5("--model", folder, "--text", text, "--out", out))
+    assert str(out) in message and "--out" in message
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_interrupted(part5, monkeypatch, capsys):
+    """Ctrl-C is not a bug either."""
+    def main():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", [SCRIPT])
+    assert common.run_script(main) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# ======================================================================================== Tokens
+
+
+def reader(tokenizer: PreTrainedTokenizerFast, n_ctx: int = 64):
+    """As much of a model as load_tokens looks at."""
+    return types.SimpleNamespace(tokenizer=tokenizer,
+                                 cfg=types.SimpleNamespace(n_ctx=n_ctx, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A tokenizer with merges up to long words, as real ones have."""
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE())
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600, show_progress=False, special_tokens=[*tiny.SPECIAL.values()],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = ["antidisestablishmentarianism " * 50, "internationalisation " * 50, "a" * 64]
+    raw.train_from_iterator([*words, PATTERN_TEXT * 50], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **tiny.SPECIAL)
+
+
+@pytest.mark.parametrize("bos_counted", [True, False])
+@pytest.mark.parametrize("seq_len", [None, 10])
+def test_rows_are_consecutive_stretches_of_the_text(seq_len, bos_counted, trained, text):
+    """The text is tokenised once, as a whole, and each row begins with BOS, once."""
+    model = reader(trained, n_ctx=33)
+    longest = 33 if bos_counted else 32
+    seq_len, n_tokens = seq_len or longest, 7 * (seq_len or longest)
+    rows, meta = common.load_tokens(model, "any", str(text), n_tokens, seq_len, bos_counted)
+    assert rows.shape == (7, seq_len if bos_counted else seq_len + 1)
+    assert (rows[:, 0] == 1).all() and not (rows[:, 1:] == 1).any()
+    whole = trained(text.read_text(), add_special_tokens=False)["input_ids"]
+    assert rows[:, 1:].flatten().tolist() == whole[: rows[:, 1:].numel()]
+    assert meta == {"n_tokens": rows.numel(), "seq_len": rows.shape[1], "text": "text.txt",
+                    "text_sha256": common.sha256(text),
+                    "token_ids_sha256": common.sha256(" ".join(map(str, rows.flatten().tolist())))}
+
+
+@pytest.mark.parametrize("bos_counted", [True, False])
+def test_default_length_fits_the_context(bos_counted, trained, text):
+    """256, or what the model can take where that is less: with BOS it fills the context."""
+    for n_ctx, longest in (33, 33), (300, 256 if bos_counted else 257):
+        rows, _ = common.load_tokens(reader(trained, n_ctx), "any", str(text), 600,
+                                     bos_counted=bos_counted)
+        assert rows.shape[1] == longest
+
+
+LONG_TEXTS = {
+    "prose": PATTERN_TEXT * 5_000,
+    "long words": ("antidisestablishmentarianism " * 3 + "internationalisation ") * 5_000,
+    "one word": "a" * 300_000,
+    "no spaces": "antidisestablishmentarianism" * 10_000,
+    "blank": "\n" * 9_000 + " " * 9_000 + PATTERN_TEXT * 3_000,
+    "wide characters": "日本語の文章" * 30_000,
+}
+
+
+@pytest.mark.parametrize("content", LONG_TEXTS.values(), ids=LONG_TEXTS)
+@pytest.mark.parametrize("n_tokens", [64, 640])
+def test_a_long_text_is_read_as_if_whole(n_tokens, content, trained, tmp_path, monkeypatch):
+    """A novel of which a run takes the first pages: the ids are those of the whole, the hash too,
+    though only a part is tokenised."""
+    file = tmp_path / "long.txt"
+    file.write_text(content, encoding="utf-8", newline="")
+    lengths, encode = [], common.encode
+    monkeypatch.setattr(common, "encode", lambda model, text: lengths.append(len(text))
+                        or encode(model, text))
+    rows, meta = common.load_tokens(reader(trained), "any", str(file), n_tokens)
+    whole = trained(content, add_special_tokens=False)["input_ids"]
+    assert rows[:, 1:].flatten().tolist() == whole[: rows[:, 1:].numel()]
+    assert max(lengths) < len(content)
+    assert meta["text_sha256"] == common.sha256(file)
+
+
+def test_a_word_cut_by_the_end_of_what_is_read(trained, tmp_path):
+    """About as many tokens as are needed lie before the place where reading stops first; the word
+    that is cut there falls into pieces, which must not be taken for the text's."""
+    content = ("antidisestablishmentarianism " + 3 * "internationalisation ") * 1_000
+    whole = trained(content, add_special_tokens=False)["input_ids"]
+    file = tmp_path / "long.txt"
+    file.write_text(content)
+    for n_rows in range(270, 320):
+        rows, _ = common.load_tokens(reader(trained), "any", str(file), 3 * n_rows, 3)
+        assert rows[:, 1:].flatten().tolist() == whole[: 2 * n_rows]
+
+
+def test_line_ends_are_kept(trained, tmp_path):
+    """A text from Windows has the hash of its file, and its own ids."""
+    file = tmp_path / "windows.txt"
+    file.write_bytes(b"The cat\r\nsat on\r\n" * 100)
+    rows, meta = common.load_tokens(reader(trained), "any", str(file), 64)
+    assert meta["text_sha256"] == common.sha256(file)
+    assert "\r\n" in trained.decode(rows[0])
+
+
+def test_same_hashes_every_time(trained, text):
+    """The hash of the text does not depend on how much of it is used; that of the ids does."""
+    load = lambda n: common.load_tokens(reader(trained), "any", str(text), n)[1]  # noqa: E731
+    assert load(128) == load(128)
+    assert load(128)["text_sha256"] == load(192)["text_sha256"]
+    assert load(128)["token_ids_sha256"] != load(192)["token_ids_sha256"]
+
+
+@pytest.mark.parametrize("name", ["attn-only-2l", "mini", "mini-2l", "some/folder"])
+def test_text_of_the_user_is_taken_for_any_model(name, trained, text):
+    """--text wins over WikiText and over the sample of the bundled models."""
+    rows, meta = common.load_tokens(reader(trained), name, str(text), 64)
+    assert meta["text"] == text.name
+    assert trained.decode(rows[0, 1:]).startswith(PATTERN_TEXT[:20])
+
+
+def test_sample_for_the_bundled_models_only(trained, warm, monkeypatch):
+    """A model folder of the user's, whatever its name, is read on WikiText."""
+    use_cache(monkeypatch, warm)
+    used = {name: common.load_tokens(reader(trained), name, n_tokens=64)[1]["text"]
+            for name in ("mini", "mini-1l", "mini-2l", "miniature", "attn-only-2l")}
+    sample, wikitext = "sample.txt", "/".join(common.WIKITEXT)
+    assert list(used.values()) == [sample, sample, sample, wikitext, wikitext]
+
+
+# ====================================================================================== WikiText
+
+
+def test_another_wikitext_warns_and_goes_on(warm, monkeypatch, capsys):
+    """The hub has changed the data set under its name."""
+    use_cache(monkeypatch, warm)
+    assert common.wikitext() == "\n\n".join(hub.ROWS)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: ") and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_the_known_wikitext_is_taken_silently(warm, monkeypatch, capsys):
+    """Rows are joined as asked, blank ones kept or not."""
+    use_cache(monkeypatch, warm)
+    monkeypatch.setattr(common, "WIKITEXT_ROWS", len(hub.ROWS))
+    monkeypatch.setattr(common, "WIKITEXT_SHA256", common.sha256("".join(hub.ROWS)))
+    assert common.wikitext("|") == "|".join(hub.ROWS)
+    assert common.wikitext("", keep_blank=False) == "".join(r for r in hub.ROWS if r.strip())
+    assert capsys.readouterr().err == ""
+
+
+def test_no_wikitext(folder, tmp_path, monkeypatch, refused):
+    """No network, and the data set was never fetched: it can be replaced by any text."""
+    use_cache(monkeypatch, tmp_path / "empty")
+    message = refused("--model", folder)
+    for words in "Salesforce/wikitext", str(tmp_path / "empty" / "datasets"), "--text FILE":
+        assert words in message
+
+
+# ======================================================================================= Results
+
+
+def a_log(*lines: str) -> common.Log:
+    log = common.Log()
+    log.lines += lines
+    return log
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A folder with the results of an earlier run, and what it holds."""
+    common.write_results(tmp_path, "part5", {"a": 1.5}, a_log("old"))
+    return tmp_path, contents(tmp_path)
+
+
+def test_results_are_the_same_bytes_every_time(written):
+    """Neither a second run nor the order of the keys changes a byte."""
+    out, before = written
+    results = {"b": [1, 0.1, None, True], "a": {"y": "\u00e9", "x": 1e-300}}
+    paths = common.write_results(out, "part5", results, a_log("one", "", "two \u00b1"))
+    first = contents(out)
+    assert [p.name for p in paths] == list(first) == ["part5.json", "part5_stdout.txt"]
+    assert first["part5_stdout.txt"].decode() == "one\n\ntwo \u00b1\n"
+    assert json.loads(first["part5.json"]) == results and first != before
+    other_order = {"a": dict(reversed(results["a"].items())), "b": results["b"]}
+    common.write_results(out, "part5", other_order, a_log("one", "", "two \u00b1"))
+    assert contents(out) == first
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place, key", [
+    (lambda x: {"a": x}, "a"),
+    (lambda x: {"a": {"b": [0.0, [1.0, x]]}}, "a.b[1][1]"),
+    (lambda x: {"a": [1, {"b": (x,)}]}, "a[1].b[0]"),
+])
+def test_numbers_that_are_none_are_refused(place, key, bad, written):
+    """NaN from unsound weights must not look like a result."""
+    out, before = written
+    with pytest.raises(common.UserError, match=re.escape(key)):
+        common.write_results(out, "part5", place(bad), a_log("new"))
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("size_json, size_log", [(100_000, 10), (10, 100_000)])
+def test_the_disk_is_full(size_json, size_log, written):
+    """Half a file is no file: what was there stays as it was."""
+    resource = pytest.importorskip("resource")
+    out, before = written
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(common.UserError, match="--out"):
+            common.write_results(out, "part5", {"a": "x" * size_json}, a_log("y" * size_log))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+@pytest.mark.parametrize("first_run", [True, False])
+def test_a_file_cannot_be_replaced(first_run, fails_at, written, monkeypatch):
+    """The old log is open in an editor that locks it: the JSON must not be of another run."""
+    out, before = written
+    if first_run:
+        before = {}
+        for file in out.iterdir():
+            file.unlink()
+    calls, replace = [], os.replace
+
+    def sometimes(source, target):
+        calls.append(target)
+        if len(calls) == fails_at:
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", sometimes)
+    with pytest.raises(common.UserError, match="Permission denied"):
+        common.write_results(out, "part5", {"a": 2}, a_log("new"))
+    assert contents(out) == before

@@ -1,0 +1,1008 @@
+"""circuits_part5.py and the kernels under it, held against the loops of naive.py.
+
+The models are tiny and random: sizes that differ from each other, every bias and every LayerNorm
+parameter non-zero. Where a number is compared in float32 the oracle still computes in float64 from
+the same float32 weights, so a difference is the implementation's rounding error.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import re
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import circuits_part5 as part5
+import common
+import naive
+import tiny
+
+SIZES = {
+    "tiny": tiny.SIZES,
+    "smaller": dict(n_layers=2, n_heads=4, d_head=3, d_model=10, n_ctx=9, d_vocab=29),
+    "deeper": tiny.SIZES | {"n_layers": 3},
+}
+SEED = 7  # of the composition baseline and the induction sequences
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-5}  # measured: 6e-15 and 3e-6
+OTHERS = dict(bias_is_moved=True, median="lower", distinct_places=True)
+WEIGHTS = ("W_E", "W_pos", "W_U", "b_U", "W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def weights_of(model) -> dict:
+    """The weights of a TransformerLens model, for naive.py."""
+    return {k: getattr(model, k).double().numpy() for k in WEIGHTS} | {"eps": model.cfg.eps}
+
+
+def raw_weights(state: dict, n_layers: int, eps: float = 1e-5) -> dict:
+    """The weights of an unprocessed state dict, for naive.py: LayerNorm parameters not folded."""
+    state = {k: v.double().numpy() for k, v in state.items()}
+
+    def layers(name):
+        return np.stack([state[f"blocks.{i}.{name}"] for i in range(n_layers)])
+
+    return {"W_E": state["embed.W_E"], "W_pos": state["pos_embed.W_pos"], "eps": eps,
+            "W_U": state["unembed.W_U"], "b_U": state["unembed.b_U"],
+            "ln_final_w": state["ln_final.w"], "ln_final_b": state["ln_final.b"],
+            "ln_w": layers("ln1.w"), "ln_b": layers("ln1.b"),
+            **{k: layers(f"attn.{k}") for k in WEIGHTS if k[2:] in tuple("QKVO")}}
+
+
+@functools.cache
+def model_of(sizes: str = "tiny", dtype: torch.dtype = torch.float64, scale: float = 1.0):
+    """A processed model of one of SIZES, every parameter times `scale`; made once."""
+    return tiny.model(tiny.state_dict(SIZES[sizes], scale=scale), SIZES[sizes], dtype)
+
+
+@functools.cache
+def uncentred_model():
+    """All weights moved at random after the processing: nothing is centred, b_V is not zero.
+
+    On a processed model most of cen(x) changes nothing, since what is written and what is read
+    is centred already; here each one counts.
+    """
+    model = tiny.model(tiny.state_dict())
+    g = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        parameter += 0.3 * torch.rand(parameter.shape, generator=g, dtype=parameter.dtype)
+    return model
+
+
+def tokens_of(model) -> torch.Tensor:
+    """Rows two shorter than the context: 3 x 15, and 2 x 7 for the smaller one."""
+    cfg = model.cfg
+    return tiny.tokens(2 if cfg.n_heads % 2 == 0 else 3, cfg.n_ctx - 2, cfg.d_vocab)
+
+
+def frozen(model) -> common.FrozenRun:
+    return common.freeze(model, tokens_of(model))
+
+
+@functools.cache
+def naive_runs(model) -> tuple:
+    """The oracle's weights and its own run of every sequence."""
+    w = weights_of(model)
+    return w, [naive.forward(w, ids) for ids in tokens_of(model).tolist()]
+
+
+def analysis_of(run: common.FrozenRun, choices: dict) -> part5.Analysis:
+    choices = part5.CHOICES | choices
+    text = {"n_tokens": run.tokens.numel(), "seq_len": run.tokens.shape[1]}
+    return part5.Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, SEED)
+
+
+def found_numbers(model, choices: dict | None = None) -> dict:
+    """All sections of circuits_part5, as its main computes them."""
+    analysis = analysis_of(frozen(model), choices or {})
+    results: dict = {"meta": {}, "sections": {}}
+    for name, compute, *_ in part5.SECTIONS:
+        results["sections"][name] = compute(analysis, results)
+    return results["sections"]
+
+
+def gaussian_factors(d_model: int, d_head: int, n: int, seed: int) -> list:
+    """The draws of random_baseline: four factors a pair, from a private generator."""
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(4, d_model, d_head, dtype=torch.float64, generator=g).numpy()
+            for _ in range(n)]
+
+
+@functools.cache
+def wanted_numbers(model, **choices) -> dict:
+    """The same by the oracle."""
+    n_ids = (model.cfg.n_ctx - 1) // 2
+    repeated = part5.repeated_tokens(model, n_ids, part5.N_INDUCTION_ROWS, SEED)
+    draws = gaussian_factors(model.cfg.d_model, model.cfg.d_head, part5.N_BASELINE, SEED)
+    return naive.sections(weights_of(model), tokens_of(model).tolist(), draws, repeated.tolist(),
+                          **choices)
+
+
+def differences(found, wanted, at: str = "") -> dict:
+    """{key: difference} of every number of `wanted`; infinite where it is missing or NaN.
+
+    Relative where the oracle's number is larger than 1.
+    """
+    if isinstance(wanted, dict | list):
+        keys = wanted if isinstance(wanted, dict) else range(len(wanted))
+        out = {}
+        for k in keys:
+            name = f"{at}[{k}]" if isinstance(wanted, list) else f"{at}.{k}".lstrip(".")
+            try:
+                out |= differences(found[k], wanted[k], name)
+            except (KeyError, IndexError, TypeError):
+                out[name] = float("inf")
+        return out
+    if isinstance(wanted, str | None):
+        return {at: 0.0 if found == wanted else float("inf")}
+    difference = abs(found - wanted) / max(1, abs(wanted))
+    return {at: float("inf") if difference != difference else float(difference)}
+
+
+def misses(found, wanted, *, tolerance: float) -> dict:
+    return {k: d for k, d in differences(found, wanted).items() if d > tolerance}
+
+
+def close(found, wanted, *, tolerance: float) -> None:
+    """Assert that two arrays agree, relative to the largest entry where that is above 1."""
+    found, wanted = np.asarray(found, dtype=float), np.asarray(wanted, dtype=float)
+    assert found.shape == wanted.shape
+    assert abs(found - wanted).max() <= tolerance * max(1, abs(wanted).max())
+
+
+def stack(runs: list, pick) -> np.ndarray:
+    """[batch, ...] of what `pick` takes from each of the oracle's runs."""
+    return np.stack([pick(run) for run in runs])
+
+
+@pytest.fixture(autouse=True)
+def quiet_progress(monkeypatch):
+    monkeypatch.setattr(common, "progress", lambda items, what: items)
+
+
+# ------------------------------------------------------------------ the oracle is the model
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_oracle_on_raw_weights_is_the_processed_model(sizes):
+    """Folding and centring leave log softmax(logits) alone."""
+    model = model_of(sizes)
+    raw = raw_weights(tiny.state_dict(SIZES[sizes]), model.cfg.n_layers)
+    logits = stack([naive.forward(raw, ids) for ids in tokens_of(model).tolist()],
+                   lambda run: run.logits)
+    close(torch.tensor(logits).log_softmax(-1), model(tokens_of(model)).log_softmax(-1),
+          tolerance=1e-5)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_oracle_on_processed_weights_is_the_processed_model(sizes):
+    model = model_of(sizes)
+    w, runs = naive_runs(model)
+    assert not w["b_V"].any() and w["b_O"].any()
+    close(model(tokens_of(model)), stack(runs, lambda run: run.logits), tolerance=1e-11)
+
+
+def test_frozen_run_is_the_oracles_run():
+    """Streams, scales, patterns, and scores where the mask lets them through."""
+    run, (_, runs) = frozen(model_of()), naive_runs(model_of())
+    close(run.streams.transpose(0, 1), stack(runs, lambda r: r.streams), tolerance=1e-11)
+    close(run.scales[..., 0].transpose(0, 1), stack(runs, lambda r: r.scales), tolerance=1e-11)
+    close(run.patterns.movedim(2, 0), stack(runs, lambda r: r.patterns), tolerance=1e-11)
+    seen = np.tril(np.ones(run.scores.shape[-2:], dtype=bool))
+    close(run.scores.movedim(2, 0)[..., torch.tensor(seen)],
+          stack(runs, lambda r: r.scores)[..., seen], tolerance=1e-11)
+
+
+# ------------------------------------------------------------------ every number
+
+
+@pytest.mark.parametrize("choices", [{}, OTHERS], ids=["our choices", "other choices"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", ["tiny", "smaller"])
+def test_every_number(sizes, dtype, choices):
+    model = model_of(sizes, dtype)
+    wanted = wanted_numbers(model, **choices)
+    assert len(differences(wanted, wanted)) > 350
+    assert not misses(found_numbers(model, choices), wanted, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("choices", [{}, OTHERS], ids=["our choices", "other choices"])
+def test_every_number_where_each_centring_counts(choices):
+    model = uncentred_model()
+    assert not misses(found_numbers(model, choices), wanted_numbers(model, **choices),
+                      tolerance=TOLERANCE[torch.float64])
+
+
+def test_choices_change_what_they_name_and_nothing_else():
+    """Each open choice moves its own numbers, so that the oracle can tell the settings apart."""
+    model, moved = model_of("smaller"), {}
+    for name, value in OTHERS.items():
+        missed = misses(found_numbers(model, {name: value}), wanted_numbers(model), tolerance=1e-6)
+        moved[name] = {re.match(r"\w+\.\w+", key)[0] for key in missed}
+    assert moved["median"] == {"term_importance.virtual_median"}
+    assert moved["distinct_places"] <= {f"virtual_heads.{k}" for k in
+                                        ("all", "most_important", "most_two_back")}
+    assert "virtual_heads.all" in moved["distinct_places"]
+    assert {"term_importance.loss_by_order", "attention_groups.tv"} <= moved["bias_is_moved"]
+    assert not any(k.startswith(("composition", "induction")) for k in moved["bias_is_moved"])
+
+
+@pytest.mark.parametrize("rows, columns", [(11, 4), (1, 23), (42, 1)])
+def test_tiles_change_nothing(monkeypatch, rows, columns):
+    """42 predicting rows and 23 columns of logits: whole in one tile, or in ragged ones."""
+    whole = found_numbers(model_of())
+    monkeypatch.setattr(common, "ROWS", rows)
+    monkeypatch.setattr(common, "COLUMNS", columns)
+    assert not misses(found_numbers(model_of()), whole, tolerance=1e-12)
+
+
+def test_standard_error_over_sequences():
+    mean, se = part5.mean_se(torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 0.0]]))
+    close(mean, [3, 0], tolerance=1e-6)
+    close(se, [naive.standard_deviation([1, 2, 6]) / 3**0.5, 0], tolerance=1e-6)
+    assert part5.mean_se(torch.tensor([[4.0]])) == ([4.0], None)
+
+
+# ------------------------------------------------------------------ the expansion is exact
+
+
+def per_head_terms(run: common.FrozenRun, paths: common.Paths) -> dict:
+    """Every head's term written out, z W_O, under the oracle's names."""
+    W_O, heads = run.model.W_O, range(run.model.cfg.n_heads)
+    single = {((layer, h),): paths.z_single[layer, h] @ W_O[layer, h]
+              for layer in (0, 1) for h in heads}
+    virtual = {((0, h1), (1, h2)): paths.z_virtual[h2, h1] @ W_O[1, h2]
+               for h2 in heads for h1 in heads}
+    return {(): paths.direct} | single | virtual
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
+def test_each_term(moved):
+    """Each of the 1 + 6 + 9 terms by itself, and the paths of b_O(0) where it counts as moved."""
+    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
+    paths = common.expand(run, moved)
+    wanted = [naive.terms(w, r, moved) for r in runs]
+    found = per_head_terms(run, paths)
+    assert len(found) == 16
+    bias_paths = [path for path in wanted[0] if path and path[0][1] == "bias"]
+    assert set(wanted[0]) == set(found) | set(bias_paths) and bool(bias_paths) == moved
+    for path, term in found.items():
+        close(term, np.stack([t[path] for t in wanted]), tolerance=1e-12)
+    for order, term in ((1, paths.bias), (2, paths.bias_moved)):
+        of_order = [sum((t[p] for p in bias_paths if len(p) == order), np.zeros(term.shape[1:]))
+                    for t in wanted]
+        close(term, np.stack(of_order), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_terms_rebuild_stream_and_logits(dtype, tolerance, scale, moved):
+    """Absolute in the logits at the usual size; relative to their range with large weights."""
+    run = frozen(model_of("tiny", dtype, scale))
+    paths = common.expand(run, moved)
+    logits = common.logit_difference(run, paths.stream(2))
+    size = max(1, run.streams.abs().max().item())
+    assert (paths.stream(2) - run.streams[2]).abs().max() <= tolerance * size
+    before_1 = run.x0 + run.b_O[0] + paths.heads(0)
+    assert (before_1 - run.streams[1]).abs().max() <= tolerance * size
+    allowed = tolerance * (1 if scale == 1 else logits["max"] - logits["min"])
+    assert logits["max_abs_diff"] <= allowed
+    model = run.model(run.tokens)
+    close([logits["min"], logits["max"]], [model.min(), model.max()], tolerance=1e-6)
+
+
+def test_value_biases_that_were_not_folded_count_as_constants():
+    """b_V != 0: the rows of a pattern add up to 1, so b_V W_O is one more constant."""
+    model = tiny.model(tiny.state_dict(), flags=tiny.FLAGS | {"fold_value_biases": False})
+    run = frozen(model)
+    assert model.b_V.abs().max() > 0.1
+    for moved in (False, True):
+        paths = common.expand(run, moved)
+        assert common.logit_difference(run, paths.stream(2))["max_abs_diff"] < 1e-12
+        w, runs = naive_runs(model)
+        wanted = [naive.terms(w, r, moved) for r in runs]
+        for order in range(3):
+            close(paths.stream(order), np.stack([naive.up_to(order, t) for t in wanted]),
+                  tolerance=1e-12)
+
+
+def test_expand_is_for_two_layers():
+    with pytest.raises(ValueError, match="two layers"):
+        common.expand(frozen(model_of("deeper")))
+
+
+def test_virtual_heads_split_by_source():
+    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
+    for half, is_read in zip(common.virtual_by_source(run), (lambda j: j == 0, lambda j: j > 0)):
+        close(half, np.stack([naive.virtual_from(w, r, is_read) for r in runs]), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
+@pytest.mark.parametrize("h2", range(3))
+def test_score_groups(h2, moved):
+    """none + Q + K + Q-and-K, each [query, key] without the mask; and K by layer-0 head."""
+    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
+    found = part5.score_groups(run, common.expand(run, moved), h2, moved)
+    wanted = [naive.score_groups(w, r, h2, moved) for r in runs]
+    for name in ("none", "Q", "K", "QK"):
+        close(getattr(found, name), np.stack([g[name] for g in wanted]), tolerance=1e-12)
+    for h1, K in enumerate(found.K_of_head):
+        close(K, np.stack([g["K of", h1] for g in wanted]), tolerance=1e-12)
+
+
+# ------------------------------------------------------------------ the paper's staged algorithm
+
+
+def test_staged_algorithm_is_the_path_expansion():
+    """Frozen patterns, head outputs from the stage before: orders 0, 1 and 2, and then no more."""
+    run = frozen(model_of())
+    staged = common.staged_streams(run, 3)
+    orders = torch.stack([common.expand(run).stream(n) for n in range(3)])
+    close(staged[:3], orders, tolerance=1e-12)
+    close(staged[3], staged[2], tolerance=1e-12)
+    by_stage, by_path = (common.losses(run, [run.readout(y) for y in streams])
+                         for streams in (staged[:3], orders))
+    close(by_stage, by_path, tolerance=1e-12)
+
+
+def test_staged_algorithm_on_three_layers():
+    """1 + 9 + 27 + 27 paths; order 0 is the direct path, order 3 the model."""
+    model = model_of("deeper")
+    run, (w, runs) = frozen(model), naive_runs(model)
+    staged = common.staged_streams(run, 3)
+    found = [naive.terms(w, r) for r in runs]
+    assert len(found[0]) == 64
+    for order in range(4):
+        close(staged[order], np.stack([naive.up_to(order, t) for t in found]), tolerance=1e-12)
+    close(staged[0], run.x0 + run.b_O.sum(0), tolerance=1e-12)
+    close(staged[3], run.streams[-1], tolerance=1e-12)
+    assert (staged[2] - staged[3]).abs().max() > 0.1
+
+
+# ------------------------------------------------------------------ losses
+
+
+def naive_removals(w: dict, runs: list) -> np.ndarray:
+    """[h2, h1, batch] by the oracle."""
+    heads = range(len(w["W_O"][0]))
+    losses = [naive.sequence_losses(w, run, bias_is_moved=False)[0] for run in runs]
+    return np.array([[[s[h2, h1] - s["order 2"] for s in losses] for h1 in heads]
+                     for h2 in heads])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_removals_per_sequence(dtype):
+    model = model_of("tiny", dtype)
+    run = frozen(model)
+    close(common.removal_losses(run, common.expand(run)), naive_removals(*naive_runs(model)),
+          tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("size, n_unsafe", [(300, 100), (1000, 200)])
+def test_removals_where_the_shared_shift_is_unsafe(monkeypatch, size, n_unsafe, dtype, tolerance):
+    """Logits so large that exp(logit - L) over- or underflows once a term is removed.
+
+    At size 300 a removal moves a row's loss by up to a few hundred nats, at 1000 by more than the
+    709 that exp can hold even in float64.
+    """
+    state = tiny.state_dict()
+    state["unembed.W_U"] *= size
+    model = tiny.model(state, dtype=dtype)
+    run = frozen(model)
+    again, original = [], common._log_normalizer
+    monkeypatch.setattr(common, "_log_normalizer",
+                        lambda x, *rest: again.append(len(x)) or original(x, *rest))
+    found = common.removal_losses(run, common.expand(run))
+    assert sum(again[1:]) > n_unsafe, "the rows are safe: the case is too tame"
+    close(found, naive_removals(*naive_runs(model)), tolerance=tolerance)
+
+
+def test_losses_of_the_model_and_of_a_partial_stream():
+    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
+    stream = common.expand(run).stream(1)
+    partial = [naive.up_to(1, naive.terms(w, r)) for r in runs]
+    found = common.losses(run, [run.final, run.readout(stream)])
+    assert found.dtype == torch.float64
+    close(found, [[naive.loss_of_logits(r.logits, r.ids) for r in runs],
+                  [naive.loss_of_logits(naive.partial_logits(w, r, y), r.ids)
+                   for r, y in zip(runs, partial)]], tolerance=1e-12)
+
+
+# ------------------------------------------------------------------ composition from the weights
+
+
+def random_heads(d_model: int = 11, d_head: int = 5, n: int = 3, seed: int = 3) -> list:
+    """W_V, W_O, read, other of n heads each."""
+    g = torch.Generator().manual_seed(seed)
+    W_V, W_O_T, read, other = torch.randn(4, n, d_model, d_head, dtype=torch.float64, generator=g)
+    return [W_V, W_O_T.mT, read, other]
+
+
+FORMS = [(common.composition_scores, naive.composition_score),
+         (common.first_published_scores, naive.first_published_score)]
+
+
+@pytest.mark.parametrize("found, wanted", FORMS, ids=["corrected", "first published"])
+def test_scores_against_dense_products(found, wanted):
+    W_V, W_O, read, other = random_heads()
+    dense = [[wanted(W_V[h1].numpy(), W_O[h1].numpy(), read[h2].numpy(), other[h2].numpy().T)
+              for h1 in range(3)] for h2 in range(3)]
+    close(found(W_V, W_O, read, other), dense, tolerance=1e-13)
+
+
+@pytest.mark.parametrize("form", [f for f, _ in FORMS], ids=["corrected", "first published"])
+def test_scores_belong_to_the_circuits_not_to_their_factors(form):
+    """A B = (A R)(R^-1 B); and size does not count. The first published form moves a factor that
+    stands alone, so of the later head only the size may change there."""
+    W_V, W_O, read, other = random_heads()
+    R, S = torch.randn(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    plain = form(W_V, W_O, read, other)
+    close(form(W_V @ R, R.inverse() @ W_O, read, other), plain, tolerance=1e-12)
+    close(form(30 * W_V, W_O / 7, -2 * read, other * 1e-3), plain, tolerance=1e-12)
+    changed = form(W_V, W_O, read @ S, other @ S.inverse().mT)
+    if form is common.composition_scores:
+        close(changed, plain, tolerance=1e-12)
+    else:
+        assert (changed - plain).abs().max() > 0.01
+
+
+def test_norm_of_a_permuted_product():
+    """u = [[1], [0]], v = [[0, 1]]: ||uv|| = 1, ||vu|| = 0. So 1 corrected and 0 as published."""
+    u, v = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0, 1.0]])
+    assert naive.frobenius((u @ v).numpy()) == 1
+    assert naive.frobenius((v @ u).numpy()) == 0
+    heads = [m[None] for m in (u, u.T, u, v.T)]  # W_V W_O = u u^T, read other^T = u v
+    assert common.composition_scores(*heads).item() == 1
+    assert common.first_published_scores(*heads).item() == 0
+
+
+def test_random_baseline():
+    """Near 1 / sqrt(d_model), and 1 / d_head as first published, at the article's sizes."""
+    state = torch.get_rng_state()
+    corrected, published = common.random_baseline(512, 64, 6, seed=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert corrected.mean().item() == pytest.approx(512**-0.5, rel=0.01)
+    assert published.mean().item() == pytest.approx(1 / 64, rel=0.02)
+    again, other = (common.random_baseline(11, 5, 4, seed)[0] for seed in (0, 1))
+    assert torch.equal(again, common.random_baseline(11, 5, 4, 0)[0])
+    assert not torch.equal(again, other)
+    draws = gaussian_factors(11, 5, 4, 0)
+    for found, (_, wanted) in zip(common.random_baseline(11, 5, 4, 0), FORMS):
+        close(found, [wanted(A, B.T, C, D.T) for A, B, C, D in draws], tolerance=1e-13)
+
+
+# ------------------------------------------------------------------ virtual heads, induction
+
+
+def virtual_head_of(A1: torch.Tensor, A0: torch.Tensor) -> dict:
+    """What compute_virtual_heads says of the pair when every head has these patterns."""
+    run = frozen(model_of())
+    patterns = torch.stack([A1, A0])[[1, 0], None, None].expand(2, 3, 1, *A0.shape)
+    a = part5.Analysis(dataclasses.replace(run, patterns=patterns), common.expand(run), {},
+                       part5.CHOICES, SEED)
+    nothing = [[0.0] * 3] * 3
+    return part5.compute_virtual_heads(a, {"sections": {
+        "term_importance": {"virtual_removed": nothing},
+        "composition": {"V": {"scores": nothing}}}})["most_important"]
+
+
+PREVIOUS = torch.tensor([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
+
+
+def test_two_previous_token_heads_look_two_back():
+    """The article's four tokens: start 1, 1, 1, 0; self 1, 0, 0, 0; 1 back 1, 0, 0; 2 back 1, 1."""
+    found = virtual_head_of(PREVIOUS, PREVIOUS)
+    assert found["pattern"] == pytest.approx([3 / 4, 1 / 4, 1 / 3, 1])
+    assert found["row_sum_error"] == found["future_max"] == 0
+
+
+def test_a_product_that_is_no_pattern_is_reported():
+    """One entry just above the diagonal, which is too much for its row as well."""
+    leaks = torch.eye(4)
+    leaks[1, 2] = -0.25
+    for A1, A0 in ((torch.eye(4), leaks), (leaks, torch.eye(4))):
+        found = virtual_head_of(A1, A0)
+        assert found["row_sum_error"] == found["future_max"] == 0.25
+
+
+def test_repeated_tokens():
+    """BOS and n different ids, twice; no special tokens; the same for the same seed."""
+    model = model_of()
+    rows = part5.repeated_tokens(model, 6, 5, seed=0).tolist()
+    for bos, *ids in rows:
+        assert bos == model.tokenizer.bos_token_id == 1
+        assert ids[:6] == ids[6:] and len(set(ids)) == 6
+        assert not set(ids) & set(model.tokenizer.all_special_ids)
+    assert len({tuple(row) for row in rows}) == 5
+    assert rows == part5.repeated_tokens(model, 6, 5, seed=0).tolist()
+    assert rows != part5.repeated_tokens(model, 6, 5, seed=1).tolist()
+
+
+@pytest.mark.parametrize("asked, n_ids", [(1, 1), (5, 5), (8, 8), (50, 8)])
+def test_induction_score(asked, n_ids):
+    """Twice 8 ids and the start token are what the context of 17 holds."""
+    run = frozen(model_of())
+    found = part5.compute_induction(analysis_of(run, {"induction_ids": asked}), {})
+    assert found["n_ids"] == n_ids
+    rows = part5.repeated_tokens(run.model, n_ids, part5.N_INDUCTION_ROWS, SEED).tolist()
+    assert {len(row) for row in rows} == {1 + 2 * n_ids}
+    for name, wanted in naive.induction(weights_of(run.model), rows).items():
+        close(found[name], wanted, tolerance=1e-12)
+
+
+# ------------------------------------------------------------------ deliberate faults
+
+# Each fault is a mistake that people make. It is put into the kernel, all numbers are computed
+# again, and the oracle has to see it in the numbers that are named: FAULTS holds (fault, names).
+FAULTS = []
+
+
+def seen_in(*names: str):
+    """Register a fault, and the keys in which the oracle must see it."""
+    def register(fault):
+        FAULTS.append(pytest.param(fault, names, id=fault.__name__))
+        return fault
+    return register
+
+
+def put_in(monkeypatch, name: str, change, module=common) -> None:
+    """Pass what module.name returns through change(result, *arguments)."""
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args: change(original(*args), *args))
+
+
+@seen_in("term_importance.loss_by_order[0]", "term_importance.loss_by_order[1]",
+         "term_importance.virtual_removed[0][0]", "term_importance.start_delta")
+def final_scale_recomputed_for_a_partial_stream(monkeypatch):
+    def readout(run, stream):
+        centred = common.cen(stream)
+        return centred / (centred.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
+    monkeypatch.setattr(common.FrozenRun, "readout", readout)
+    put_in(monkeypatch, "removal_losses", lambda removed, run, paths: torch.stack([torch.stack([
+        common.losses(run, [run.readout(paths.stream(2) - z @ run.model.W_O[1, h2])])[0]
+        - common.losses(run, [run.readout(paths.stream(2))])[0] for z in row])
+        for h2, row in enumerate(paths.z_virtual)]))
+
+
+@seen_in("path_expansion.logits_max_abs_diff", "term_importance.loss_by_order[2]",
+         "term_importance.split_check")
+def scale_before_layer_1_recomputed_for_each_layer_0_head(monkeypatch):
+    def change(paths, run, *_):
+        o0 = common.cen(paths.z_single[0] @ run.model.W_O[0][:, None])
+        own = (o0.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
+        z = [A @ (o0 / own @ W_V) for A, W_V in zip(run.patterns[1], run.model.W_V[1])]
+        return dataclasses.replace(paths, z_virtual=torch.stack(z))
+    put_in(monkeypatch, "expand", change)
+
+
+@seen_in("path_expansion.logits_max_abs_diff", "term_importance.loss_by_order[1]")
+def b_O_of_layer_0_left_out_of_what_layer_1_reads(monkeypatch):
+    original = common.expand
+
+    def change(paths, run, *_):
+        reads_x0_only = original(run, True).z_single[1]
+        return dataclasses.replace(paths,
+                                   z_single=torch.stack([paths.z_single[0], reads_x0_only]))
+    put_in(monkeypatch, "expand", change)
+
+
+@seen_in("path_expansion.logits_max_abs_diff", "term_importance.loss_by_order[1]",
+         "term_importance.virtual_removed[0][0]")
+def pattern_transposed_when_it_moves_values(monkeypatch):
+    original = common.attend
+    monkeypatch.setattr(common, "attend", lambda A, x, W_V: original(A.mT, x, W_V))
+
+
+@seen_in("composition.prev_token[0]", "composition.start_token[0]", "induction.score[0][0]",
+         "virtual_heads.all[0].pattern[0]", "virtual_heads.all[0].future_max",
+         "virtual_heads.all[0].row_sum_error", "attention_groups.tv.without_K[0]")
+def pattern_transposed_in_the_run(monkeypatch):
+    put_in(monkeypatch, "freeze",
+           lambda run, *_: dataclasses.replace(run, patterns=run.patterns.mT))
+
+
+@seen_in("term_importance.start_delta", "term_importance.real_delta")
+def start_column_of_the_wrong_axis(monkeypatch):
+    """The row of query 0 instead of the column of key 0. The halves still add up to the whole."""
+    def change(_, run):
+        W_V, W_O, (s0, s1, _) = run.model.W_V, run.model.W_O, run.scales
+        start = run.patterns[0].clone()
+        start[..., 1:, :] = 0
+        moved = [common.write(common.attend(A, common.cen(run.x0) / s0, W_V[0]), W_O[0])
+                 for A in (start, run.patterns[0] - start)]
+        return [common.write(common.attend(run.patterns[1], common.cen(m) / s1, W_V[1]), W_O[1])
+                for m in moved]
+    put_in(monkeypatch, "virtual_by_source", change)
+
+
+@seen_in("composition.Q.scores[0][0]", "composition.K.scores[0][0]", "composition.V.scores[0][0]",
+         "composition.baseline.mean", "composition.K.z[0][0]")
+def composition_factors_cyclically_permuted(monkeypatch):
+    """The bug that the paper corrected."""
+    monkeypatch.setattr(common, "composition_scores", common.first_published_scores)
+
+
+@seen_in("composition.Q.scores[0][0]", "composition.K.scores[0][0]", "composition.V.scores[0][0]")
+def composition_of_the_later_head_with_the_earlier(monkeypatch):
+    """||read other^T W_V W_O||: whole circuits in the wrong order."""
+    original = common.composition_scores
+    monkeypatch.setattr(common, "composition_scores", lambda W_V, W_O, read, other:
+                        original(read, other.mT, W_V, W_O.mT).mT)
+
+
+@seen_in("composition.Q.scores[0][1]", "composition.K.max", "composition.K.mean_by_h1[0]",
+         "composition.first_published.K.scores[0][1]")
+def Q_and_K_swapped_in_the_scores(monkeypatch):
+    for name in ("composition_scores", "first_published_scores"):
+        original = getattr(common, name)
+        monkeypatch.setattr(common, name, lambda W_V, W_O, read, other, score=original:
+                            score(W_V, W_O, other, read))
+
+
+@seen_in("attention_groups.tv.without_K[0]", "attention_groups.tv.without_Q[0]")
+def Q_and_K_swapped_in_the_groups(monkeypatch):
+    put_in(monkeypatch, "score_groups",
+           lambda g, *_: dataclasses.replace(g, Q=g.K, K=g.Q), part5)
+
+
+@seen_in("attention_groups.max_abs_diff", "attention_groups.tv.none_alone[0]")
+def scores_not_divided_by_the_root_of_d_head(monkeypatch):
+    def change(g, run, *_):
+        return part5.ScoreGroups(*(value * run.model.cfg.attn_scale for value in vars(g).values()))
+    put_in(monkeypatch, "score_groups", change, part5)
+
+
+def mask_before_subtraction(monkeypatch, hidden: float) -> None:
+    """Every group is masked, and the sums of groups go into the softmax as they are."""
+    def change(g, *_):
+        future = torch.ones_like(g.none[0], dtype=torch.bool).triu(1)
+        return part5.ScoreGroups(*(v.masked_fill(future, hidden) for v in vars(g).values()))
+    put_in(monkeypatch, "score_groups", change, part5)
+    monkeypatch.setattr(common, "softmax_causal", lambda scores: scores.softmax(-1))
+
+
+@seen_in("attention_groups.tv.without_K[0]", "attention_groups.tv_without_K_of_head[0][0]")
+def mask_of_minus_infinity_before_subtraction(monkeypatch):
+    """-inf minus -inf is not a number."""
+    mask_before_subtraction(monkeypatch, -torch.inf)
+
+
+@seen_in("attention_groups.tv.without_K[0]", "attention_groups.tv_without_K_of_head[0][0]")
+def mask_of_zeros_before_subtraction(monkeypatch):
+    """A score of 0 does not hide a key."""
+    mask_before_subtraction(monkeypatch, 0.0)
+
+
+@seen_in("term_importance.virtual_removed[0][1]", "term_importance.virtual_largest[0].h2",
+         "virtual_heads.most_important.h2", "virtual_heads.all[1].loss_increase")
+def h1_and_h2_swapped_in_the_removals(monkeypatch):
+    put_in(monkeypatch, "removal_losses", lambda removed, *_: removed.transpose(0, 1))
+
+
+@seen_in("composition.Q.scores[0][1]", "composition.K.max_pair.h2", "composition.V.mean_by_h1[0]",
+         "virtual_heads.all[1].v_composition")
+def h1_and_h2_swapped_in_composition(monkeypatch):
+    put_in(monkeypatch, "composition_scores", lambda scores, *_: scores.mT)
+
+
+@seen_in("term_importance.virtual_removed[0][1]", "term_importance.loss_by_order[2]")
+def h1_and_h2_swapped_in_the_virtual_terms(monkeypatch):
+    put_in(monkeypatch, "expand", lambda paths, *_: dataclasses.replace(
+        paths, z_virtual=paths.z_virtual.transpose(0, 1)))
+
+
+@seen_in("attention_groups.tv_without_K_of_head[0][0]")
+def K_terms_of_the_layer_0_heads_in_another_order(monkeypatch):
+    put_in(monkeypatch, "score_groups",
+           lambda g, *_: dataclasses.replace(g, K_of_head=g.K_of_head.flip(0)), part5)
+
+
+@seen_in("composition.prev_token[0]", "composition.two_back[0]")
+def previous_token_counted_from_the_future_side(monkeypatch):
+    put_in(monkeypatch, "mean_attention",
+           lambda _, A, back: A.diagonal(back, -2, -1).mean((-1, -2)))
+
+
+@pytest.mark.parametrize("fault, names", FAULTS)
+def test_the_oracle_catches(monkeypatch, fault, names):
+    wanted = wanted_numbers(model_of())
+    assert set(names) <= set(differences(wanted, wanted)), "no such number"
+    fault(monkeypatch)
+    missed = misses(found_numbers(model_of()), wanted, tolerance=TOLERANCE[torch.float32])
+    assert set(names) <= set(missed)
+
+
+# ------------------------------------------------------------------ properties
+
+
+def patterns(seed: int, n: int, size: float) -> torch.Tensor:
+    """Two random causal patterns [2, 1, n, n], flat to one-hot as `size` grows."""
+    g = torch.Generator().manual_seed(seed)
+    return common.softmax_causal(size * torch.randn(2, 1, n, n, dtype=torch.float64, generator=g))
+
+
+few = hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+seeds = st.integers(0, 10**6)
+
+
+@few
+@hypothesis.given(seeds, st.integers(1, 7), st.sampled_from([0.0, 1.0, 30.0, 3000.0]))
+def test_total_variation_is_a_distance_in_0_1(seed, n, size):
+    p, q = patterns(seed, n, size)
+    distance = common.total_variation(p, q).item()
+    rows = naive.mean(naive.total_variation_rows(p[0].numpy(), q[0].numpy()))
+    assert 0 <= distance <= 1 + 1e-12
+    assert distance == common.total_variation(q, p).item()
+    assert common.total_variation(p, p) == 0
+    assert distance == pytest.approx(rows, abs=1e-12)
+
+
+@few
+@hypothesis.given(seeds, st.integers(1, 7), st.sampled_from([0.0, 1.0, 30.0, 3000.0]))
+def test_softmax_causal_gives_patterns(seed, n, size):
+    """Rows add up to 1, the future is exactly 0; and so it is for a product of two patterns."""
+    p, q = patterns(seed, n, size)
+    for A in (p, q, p @ q):
+        assert (A >= 0).all()
+        assert (A.sum(-1) - 1).abs().max() < 1e-12
+        assert not A.triu(1).any()
+
+
+@few
+@hypothesis.given(seeds, st.integers(1, 9), st.integers(1, 9))
+def test_composition_is_in_0_1(seed, d_model, d_head):
+    W_V, W_O, read, other = random_heads(d_model, d_head, 2, seed)
+    scores = common.composition_scores(W_V, W_O, read, other)
+    assert ((scores >= 0) & (scores <= 1 + 1e-9)).all()
+    dense = naive.composition_score(W_V[1].numpy(), W_O[1].numpy(), read[0].numpy(),
+                                    other[0].numpy().T)
+    assert scores[0, 1].item() == pytest.approx(dense, rel=1e-6, abs=1e-9)
+
+
+# ------------------------------------------------------------------ the article's lines
+
+# What the article prints of each section. Lists over heads are cut there to what it shows.
+ARTICLE_LINES = {
+    "path_expansion": """\
+== 2. PATH EXPANSION OF THE LOGITS ON REAL TEXT (patterns and layer-norm scales frozen)
+  stream before layer 1 rebuilt from the terms: max |diff| = 5.7e-06
+  logits rebuilt as direct + 16 head terms + 64 virtual heads: max |diff| from the model = 4.2e-05 \
+(logits range -18.2 .. 25.8)""",
+    "term_importance": """\
+== 3. TERM IMPORTANCE: LOSS WHEN ONLY SOME TERMS ARE KEPT (nats per token, lower is better)
+  uniform guess over 48,262 tokens: ln(48262) = 10.78
+  order 0 (direct path only):                 10.11   marginal -0.68  (-0.68 per term, 1 term)
+  order <= 1 (+ 16 single-head terms):         6.06   marginal -4.04  (-0.253 per term)
+  order <= 2 (+ 64 virtual heads):            4.93   marginal -1.13  (-0.0177 per term)
+  the model itself:                           4.93
+    largest virtual heads (h2 o h1): 1.7 o 0.7 +0.723, 1.7 o 0.3 +0.334, 1.7 o 0.4 +0.298, \
+1.7 o 0.5 +0.288, 1.7 o 0.2 +0.200
+    virtual heads: 51 of 64 above +0.01; median +0.0364
+  virtual heads split by what the layer-0 head read (check 1.0e-05): from the start token -0.90, \
+from real tokens -0.07 (each added alone to order <= 1)
+  head terms split by layer:
+    layer-0 heads: -0.26 vs direct path only, -0.26 vs direct path + layer-1 heads
+    layer-1 heads: -3.78 vs direct path only, -3.78 vs direct path + layer-0 heads""",
+    "composition": """\
+== 4. COMPOSITION SCORES  ||W_A W_B||_F / (||W_A||_F ||W_B||_F)  (paper shapes, layer-0 head h1 -> \
+layer-1 head h2)
+  random baseline (two random rank-64 512 x 512 matrices, mean of 200): 0.0442
+  Q-composition: max 0.084 (head 1.3 reads head 0.4), mean 0.042, pairs \
+above baseline + 0.05: 0 of 64
+  K-composition: max 0.124 (head 1.6 reads head 0.3), mean 0.040, pairs \
+above baseline + 0.05: 1 of 64
+  V-composition: max 0.055 (head 1.1 reads head 0.5), mean 0.029, pairs \
+above baseline + 0.05: 0 of 64
+  layer-0 heads, mean attention to the previous token: 0.0 0.19, 0.1 0.06, 0.2 0.04, 0.3 0.49, \
+0.4 0.02, 0.5 0.15, 0.6 0.08, 0.7 0.01
+  Q-composition, mean over the 8 layer-1 heads, per layer-0 head: 0.0 0.029, 0.1 0.041, 0.2 0.040, \
+0.3 0.029, 0.4 0.069, 0.5 0.046, 0.6 0.040, 0.7 0.044
+  K-composition, mean over the 8 layer-1 heads, per layer-0 head: 0.0 0.027, 0.1 0.035, 0.2 0.034, \
+0.3 0.035, 0.4 0.068, 0.5 0.037, 0.6 0.038, 0.7 0.041""",
+    "attention_groups": """\
+  no-composition + Q + K + Q-and-K terms vs the model's scores: max |diff| = 6.5e-05
+    head 1.6: without K terms 0.75, without Q terms 0.20, without Q-and-K 0.23; no-composition \
+term alone 0.58
+    head 1.7: without K terms 0.45, without Q terms 0.24, without Q-and-K 0.15; no-composition \
+term alone 0.38""",
+    "virtual_heads": """\
+  most important: 1.7 o 0.7: pattern [0.76, 0.0, 0.0, 0.0]; rows add up to 1 (max |sum - 1| 4.8e-07\
+); future entries 0; V-composition score 0.036; removing it: loss +0.723
+  most two-back: 1.4 o 0.0: pattern [0.35, 0.03, 0.09, 0.12]; rows add up to 1 (max |sum - 1| \
+7.2e-07); future entries 0; V-composition score 0.015; removing it: loss +0.021""",
+}
+
+
+def article_results() -> dict:
+    """The article's numbers, as far as it prints them; 0 where a line of ours needs more."""
+    zeros = [0.0] * 8
+
+    def kind(largest, h2, h1, mean, n_above, mean_by_h1=zeros):
+        return {"max": largest, "max_pair": {"h2": h2, "h1": h1}, "mean": mean,
+                "n_above": n_above, "mean_by_h1": mean_by_h1}
+
+    def virtual(h2, h1, pattern, row_sum_error, v_composition, loss_increase):
+        return {"h2": h2, "h1": h1, "pattern": pattern, "row_sum_error": row_sum_error,
+                "future_max": 0.0, "v_composition": v_composition, "loss_increase": loss_increase}
+
+    largest = [(7, 7, 0.723), (7, 3, 0.334), (7, 4, 0.298), (7, 5, 0.288), (7, 2, 0.200)]
+    unknown = kind(0.0, 0, 0, 0.0, 0)
+    return {"meta": {"model": "attn-only-2l"}, "sections": {
+        "model": {"n_layers": 2, "n_heads": 8, "d_head": 64, "d_model": 512, "d_vocab": 48262,
+                  "ratio": 0.125, "n_single": 16, "n_virtual": 64, "n_terms": 81,
+                  "n_tokens": 3072, "n_sequences": 12, "seq_len": 256},
+        "path_expansion": {"n_terms": 81, "stream_max_abs_diff": 5.7e-6,
+                           "logits_max_abs_diff": 4.2e-5, "logits_min": -18.2,
+                           "logits_max": 25.8},
+        "term_importance": {
+            "uniform": 10.784, "loss_by_order": [10.11, 6.06, 4.93], "loss_model": 4.93,
+            "marginal": [-0.68, -4.04, -1.13], "per_term": [-0.68, -0.253, -0.0177],
+            "virtual_largest": [{"h2": a, "h1": b, "loss_increase": c} for a, b, c in largest],
+            "virtual_above_0_01": 51, "virtual_median": 0.0364, "split_check": 1.0e-5,
+            "start_delta": -0.90, "real_delta": -0.07,
+            "layer0": {"vs_direct": -0.26, "given_other": -0.26},
+            "layer1": {"vs_direct": -3.78, "given_other": -3.78}},
+        "composition": {
+            "baseline": {"mean": 0.0442, "sd": 0.0, "n": 200},
+            "Q": kind(0.084, 3, 4, 0.042, 0,
+                      [0.029, 0.041, 0.040, 0.029, 0.069, 0.046, 0.040, 0.044]),
+            "K": kind(0.124, 6, 3, 0.040, 1,
+                      [0.027, 0.035, 0.034, 0.035, 0.068, 0.037, 0.038, 0.041]),
+            "V": kind(0.055, 1, 5, 0.029, 0),
+            "first_published": {"Q": unknown, "K": unknown, "V": unknown,
+                                "baseline": {"mean": 0.0156, "sd": 0.0, "n": 200}},
+            "prev_token": [0.19, 0.06, 0.04, 0.49, 0.02, 0.15, 0.08, 0.01],
+            "start_token": zeros, "two_back": zeros},
+        "attention_groups": {
+            "max_abs_diff": 6.5e-5,
+            "tv": {"without_K": [0.0] * 6 + [0.75, 0.45], "without_Q": [0.0] * 6 + [0.20, 0.24],
+                   "without_QK": [0.0] * 6 + [0.23, 0.15],
+                   "none_alone": [0.0] * 6 + [0.58, 0.38]},
+            "tv_without_K_of_head": [zeros] * 8},
+        "virtual_heads": {
+            "most_important": virtual(7, 7, [0.76, 0.0, 0.0, 0.0], 4.8e-7, 0.036, 0.723),
+            "most_two_back": virtual(4, 0, [0.35, 0.03, 0.09, 0.12], 7.2e-7, 0.015, 0.021)},
+    }}
+
+
+@pytest.mark.parametrize("section", ARTICLE_LINES)
+def test_the_log_has_the_articles_lines(section):
+    """Given the article's numbers, each print_x prints the article's lines, in its order."""
+    wanted = ARTICLE_LINES[section].splitlines()
+    printed = reprinted(article_results(), section)
+    assert [line for line in printed if line in wanted] == wanted
+
+
+# ------------------------------------------------------------------ the script as a whole
+
+PAIR = {"h2": None, "h1": None}
+KIND = dict.fromkeys(("scores", "max", "mean", "n_above", "mean_by_h1")) | {"max_pair": PAIR}
+BASELINE = dict.fromkeys(("mean", "sd", "n"))
+VIRTUAL = PAIR | dict.fromkeys(("pattern", "row_sum_error", "future_max", "v_composition",
+                                "loss_increase"))
+LAYER = dict.fromkeys(("vs_direct", "given_other"))
+KEYS = {
+    "meta": dict.fromkeys((
+        "script", "model", "revision", "weights_sha256", "processing", "dtype", "device", "seed",
+        "n_tokens", "seq_len", "text_sha256", "token_ids_sha256", "versions"))
+    | {"choices": dict.fromkeys(part5.CHOICES)},
+    "sections": {
+        "path_expansion": dict.fromkeys(("n_terms", "stream_max_abs_diff", "logits_max_abs_diff",
+                                         "logits_min", "logits_max")),
+        "term_importance": dict.fromkeys((
+            "uniform", "loss_by_order", "loss_model", "marginal", "per_term", "virtual_removed",
+            "virtual_above_0_01", "virtual_median", "start_delta", "real_delta", "split_check"))
+        | {"virtual_largest": [PAIR | {"loss_increase": None}] * 5, "layer0": LAYER,
+           "layer1": LAYER},
+        "composition": {"Q": KIND, "K": KIND, "V": KIND, "baseline": BASELINE, "first_published": {
+            "Q": KIND, "K": KIND, "V": KIND, "baseline": BASELINE}}
+        | dict.fromkeys(("prev_token", "start_token", "two_back")),
+        "attention_groups": dict.fromkeys(("max_abs_diff", "tv_without_K_of_head"))
+        | {"tv": dict.fromkeys(("without_K", "without_Q", "without_QK", "none_alone"))},
+        "virtual_heads": {"most_important": VIRTUAL, "most_two_back": VIRTUAL},
+        "induction": {"score": None},
+        "counting": dict.fromkeys(("heads", "layer_pairs", "virtual_order_2")),
+    },
+}
+TEXT = "a cab had a bad egg and a big dog did dig a fine bed of red peas " * 3
+
+
+def missing_keys(value, keys, at: str = "") -> list[str]:
+    if isinstance(keys, dict):
+        return [m for k in keys for m in (missing_keys(value[k], keys[k], f"{at}.{k}")
+                                          if k in value else [f"{at}.{k}"])]
+    if isinstance(keys, list):
+        return [m for v, k in itertools.zip_longest(value, keys) for m in missing_keys(v, k, at)]
+    return []
+
+
+@dataclasses.dataclass
+class MainRun:
+    """What one call of main left behind."""
+
+    results: dict
+    printed: str
+    json_text: str
+    stdout_file: str
+
+
+@pytest.fixture(scope="module")
+def main_run(tmp_path_factory):
+    """main() on a tiny model folder and a text of three rows of 13 tokens."""
+    home = tmp_path_factory.mktemp("main")
+    text = home / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    folder = tiny.folder(home / "tiny")
+
+    @functools.cache
+    def call(name, *more):
+        out = home / name
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            results = part5.main(["--model", str(folder), "--text", str(text), "--tokens", "39",
+                                  "--seq-len", "13", "--out", str(out), "--no-figures", *more])
+        return MainRun(results, printed.getvalue(), (out / "part5.json").read_text("utf-8"),
+                       (out / "part5_stdout.txt").read_text("utf-8"))
+    return call
+
+
+def test_main_prints_and_writes_the_same(main_run):
+    first, second = main_run("first"), main_run("second")
+    assert re.findall(r"^== (\d)\.", first.printed, re.MULTILINE) == list("123456")
+    assert first.stdout_file == first.printed
+    assert first.json_text == second.json_text and first.printed == second.printed
+    assert "NaN" not in first.json_text and "Infinity" not in first.json_text
+    assert json.loads(first.json_text) == json.loads(json.dumps(first.results))
+    assert not missing_keys(first.results, KEYS)
+    meta = first.results["meta"]
+    assert meta["choices"]["seq_len"] == meta["seq_len"] == 13 and meta["n_tokens"] == 39
+    assert not any("nan" in line.split() for line in first.printed.splitlines())
+
+
+def reprinted(results: dict, only: str | None = None) -> list[str]:
+    """The log of a results dict: all sections, or one."""
+    log = common.Log()
+    for name, _, show, *_ in part5.SECTIONS:
+        if only in (None, name):
+            show(results["sections"][name], results, log)
+    return log.lines
+
+
+def test_the_log_can_be_printed_again_from_the_json(main_run):
+    run = main_run("first")
+    assert reprinted(json.loads(run.json_text)) == run.stdout_file.splitlines()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_main_on_a_folder_is_the_oracle_on_its_weights(main_run, dtype):
+    """From files and text to the results, the oracle on the float16 weights that the folder holds.
+
+    The tokenizer knows single letters only, so the ids are known without it.
+    """
+    found = main_run("oracle", "--dtype", str(dtype)[6:], "--seed", str(SEED)).results
+    state = {k: v.to(torch.float16) for k, v in tiny.state_dict().items()}
+    model = tiny.model(state, dtype=dtype)
+    vocab = model.tokenizer.get_vocab()
+    ids = [vocab.get(c.replace(" ", "Ġ"), vocab["a"]) for c in TEXT]
+    rows = [[1, *ids[12 * i : 12 * i + 12]] for i in range(3)]
+    repeated = part5.repeated_tokens(model, 8, part5.N_INDUCTION_ROWS, SEED)
+    draws = gaussian_factors(11, 5, part5.N_BASELINE, SEED)
+    wanted = naive.sections(weights_of(model), rows, draws, repeated.tolist())
+    assert not misses(found["sections"], wanted, tolerance=TOLERANCE[dtype])
+
+
+def test_main_on_a_single_sequence(main_run):
+    """No spread over one sequence: null, and not NaN."""
+    run = main_run("single", "--tokens", "13")
+    assert run.results["sections"]["term_importance"]["loss_model_se"] is None
+    assert "NaN" not in run.json_text
