@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import circuits_part5 as part5
 import common
 import naive
+import staged
 import tiny
 
 SIZES = {
@@ -345,12 +346,12 @@ def test_score_groups(h2, moved):
 def test_staged_algorithm_is_the_path_expansion():
     """Frozen patterns, head outputs from the stage before: orders 0, 1 and 2, and then no more."""
     run = frozen(model_of())
-    staged = common.staged_streams(run, 3)
+    streams = staged.staged_streams(run, 3)
     orders = torch.stack([common.expand(run).stream(n) for n in range(3)])
-    close(staged[:3], orders, tolerance=1e-12)
-    close(staged[3], staged[2], tolerance=1e-12)
+    close(streams[:3], orders, tolerance=1e-12)
+    close(streams[3], streams[2], tolerance=1e-12)
     by_stage, by_path = (common.losses(run, [run.readout(y) for y in streams])
-                         for streams in (staged[:3], orders))
+                         for streams in (streams[:3], orders))
     close(by_stage, by_path, tolerance=1e-12)
 
 
@@ -358,14 +359,14 @@ def test_staged_algorithm_on_three_layers():
     """1 + 9 + 27 + 27 paths; order 0 is the direct path, order 3 the model."""
     model = model_of("deeper")
     run, (w, runs) = frozen(model), naive_runs(model)
-    staged = common.staged_streams(run, 3)
+    streams = staged.staged_streams(run, 3)
     found = [naive.terms(w, r) for r in runs]
     assert len(found[0]) == 64
     for order in range(4):
-        close(staged[order], np.stack([naive.up_to(order, t) for t in found]), tolerance=1e-12)
-    close(staged[0], run.x0 + run.b_O.sum(0), tolerance=1e-12)
-    close(staged[3], run.streams[-1], tolerance=1e-12)
-    assert (staged[2] - staged[3]).abs().max() > 0.1
+        close(streams[order], np.stack([naive.up_to(order, t) for t in found]), tolerance=1e-12)
+    close(streams[0], run.x0 + run.b_O.sum(0), tolerance=1e-12)
+    close(streams[3], run.streams[-1], tolerance=1e-12)
+    assert (streams[2] - streams[3]).abs().max() > 0.1
 
 
 # ------------------------------------------------------------------ losses
