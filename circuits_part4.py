@@ -1,0 +1,809 @@
+"""Part 4, one-layer models: the two circuits of every head, skip-trigrams, their bugs, copying.
+
+    python circuits_part4.py                 # attn-only-1l: every real-model number of the article
+    python circuits_part4.py --model mini    # the bundled one-layer model
+    python circuits_part4.py --source " London" --prompt "My friend Ralph called." --next " Ralph"
+
+Writes results/part4.json (every number, full precision) and results/part4_stdout.txt (the log);
+for another model results/<model>/. Half a minute on two CPU cores at the public size. The text
+(--text, default the WikiText-2 test split) is one sequence of 1,000 tokens, or of the model's
+context where that is shorter; --tokens and --seq-len ask for more of it, or for less.
+
+Each section of the article is a compute_x that returns plain numbers and a print_x that prints
+the article's lines from them. Expanded circuits stay factored: a row or a column at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import common
+from common import cen
+
+PUBLISHED_MODEL = "attn-only-1l"
+TEXT_TOKENS = 1000  # of the text, for the patterns on text (section 4)
+POSITION = 200  # the query position of the positional patterns (section 4)
+LEANS = 0.5  # of the weight within 2 back: a head leans on position (our rule)
+PIECE = 300  # tokens of the piece that is decomposed both ways (section 6)
+RANKED = range(1000, 3000)  # source tokens of "top-1 self" and "top-5 self" (section 7)
+N_RANDOM = 20  # random heads (section 7)
+COPIES, MATTERS = 0.9, 0.01  # copy score, nats: where "copies" and "matters" begin (after 7)
+AGREE = 1e-9  # of sum |l|: trace, eigenvalues and diagonal are the same sum (section 7)
+
+# What the article leaves open; the first value of each comment is ours.
+CHOICES = {
+    "table_layernorm": "none",  # "none" | "QK" | "QK and OV": LayerNorm of W_E in the tables
+    "qk_scaled": False,  # False | True: 1 / sqrt(d_head) in the QK tables
+    "position_layernorm": True,  # True | False: of W_pos
+    "position_scaled": True,  # True | False: 1 / sqrt(d_head)
+    "position_biases": True,  # True | False: b_Q and b_K
+    "random_heads": "factors",  # "factors" | "all" | "head": what of a random head is Gaussian
+    "fold_value_biases": True,  # True | False: False leaves b_V in the values, and in the pushes
+}
+
+# The rows of the article; " two" is ours, after the paper's.
+ROWS = [(0, " perfect"), (0, " Ralph"), (0, " large"), (6, " couldn"), (7, " Paris"), (0, " two")]
+WORD = dict(prompt='My friend Ralph called me today.\n"R', source=" Ralph", next="alph", head=0)
+PAIRS = [  # with the word, without it, what comes next
+    ('My friend Ralph called me today.\n"R', 'My friend Bob called me today.\n"R', "alph"),
+    ('We visited Ralph and his dog.\n"R', 'We visited Tom and his dog.\n"R', "alph"),
+    ("The perfect gift for her. It looks", "The nice gift for her. It looks", " perfect"),
+]
+OV_ROWS = [(5, " corresponding"), (5, " couldn"), (1, " couldn")]
+BUG = dict(
+    head=2, source=" keep", out=[" mind", " bay", " toes", " wraps", " forefront"],
+    dest=[" in", " at", " on", " under", " going"], pair=(" mind", " bay"), other=7,
+    prompts=["You need to keep this in", "You need to keep the dogs at"],
+)
+
+# The same for the vocabulary of the bundled model, fixed from its sample text before it was run.
+# No head is named: a rule finds it, and the log says which.
+SAMPLE_ROWS = [" hand", " water", " steps", " Captain"]
+SAMPLE_WORD = dict(prompt='The Captain took the letter.\n"C', source=" Captain", next="aptain",
+                   head=None)
+SAMPLE_PAIRS = [
+    ('The Captain took the letter.\n"C', 'The boy took the letter.\n"C', "aptain"),
+    ("On the one hand it is plain, and on the other",
+     "On the one side it is plain, and on the other", " hand"),
+    ("The water was cold, and he looked at the", "The night was cold, and he looked at the",
+     " water"),
+]
+SAMPLE_BUG = dict(
+    head=None, source=" keep", out=[" mind", " dry", " civil", " light"],
+    dest=[" in", " feet", " tongue", " at", " and"], pair=(" mind", " dry"), other=None,
+    prompts=["You must keep the tide in", "You must keep your feet"],
+)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What every section reads. The OV circuit of head h is A[h] B[h], [source, out]."""
+
+    run: common.FrozenRun  # of the text
+    A: Float[Tensor, "head d_vocab d_head"]  # W_E W_V, float64
+    B: Float[Tensor, "head d_head d_vocab"]  # W_O W_U, float64
+    meta: dict
+    choices: dict
+    seed: int
+    sample: bool = False  # the bundled model: rows of its own vocabulary too
+    sources: tuple = ()  # --source
+    prompt: tuple | None = None  # --prompt and --next
+
+    @property
+    def model(self):
+        return self.run.model
+
+    @cached_property
+    def ranked(self) -> Int[Tensor, " source"]:
+        """The source tokens whose place in their own row counts; all in a small vocabulary."""
+        d_vocab = self.model.cfg.d_vocab
+        return torch.tensor(RANKED if d_vocab >= RANKED.stop else range(d_vocab))
+
+    @cached_property
+    def ranks(self) -> Int[Tensor, "head source"]:
+        return common.self_rank(self.A, self.B, self.ranked)
+
+    @cached_property
+    def diagonal(self) -> Float[Tensor, "head d_vocab"]:
+        return common.circuit_diagonal(self.A, self.B).cpu()
+
+
+# ------------------------------------------------------------------ words, prompts, rows
+
+
+class Skip(Exception):
+    """A row that this model has not: the reason, and the pieces of the word that is no token."""
+
+
+def row(base: dict, compute) -> dict:
+    """A row of results: `base` and what compute() gives, or why there is none."""
+    try:
+        return base | compute()
+    except Skip as skip:
+        return base | {"skipped": skip.args[0], "pieces": skip.args[1]}
+
+
+def skipped(r: dict) -> str:
+    """Why a row was skipped, for the log."""
+    return f"skipped: {r['skipped']}" + (f" {r['pieces']}" if r["pieces"] else "")
+
+
+def token_text(model, token: int) -> str:
+    """A token as text, its space with it."""
+    return model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+
+
+def token_id(model, word: str) -> int:
+    """The id of a word that is one token."""
+    ids = common.encode(model, word)
+    pieces = [token_text(model, i) for i in ids]
+    if pieces != [word]:
+        raise Skip(f"{word!r} is not one token here", pieces)
+    return ids[0]
+
+
+def head_here(model, head: int) -> int:
+    """The head, if the model has it."""
+    if head >= model.cfg.n_heads:
+        raise Skip(f"no head 0.{head} here", [])
+    return head
+
+
+def prompt_tokens(model, text: str) -> list[int]:
+    """BOS and the ids of a text."""
+    return [model.tokenizer.bos_token_id, *common.encode(model, text)]
+
+
+def prompt_run(model, text: str) -> common.FrozenRun:
+    """The run of BOS and a prompt."""
+    ids = prompt_tokens(model, text)
+    if len(ids) > model.cfg.n_ctx:
+        raise Skip(f"{len(ids)} tokens, the context has {model.cfg.n_ctx}", [])
+    if ids[0] in ids[1:]:
+        raise Skip("the start token stands in the text", [])
+    return common.freeze(model, torch.tensor([ids], device=model.cfg.device))
+
+
+def top_tokens(model, values: Float[Tensor, " d_vocab"], k: int) -> list[str]:
+    """The k tokens with the largest values; of equal ones the lower id first."""
+    order = values.cpu().sort(descending=True, stable=True).indices[:k]
+    return [token_text(model, i) for i in order.tolist()]
+
+
+# ------------------------------------------------------------------ table entries and pushes
+
+
+def layer_norm(model, x: Float[Tensor, "... d_model"]) -> Tensor:
+    """cen(x) / scale, the scale x's own: for embeddings outside any run."""
+    x = cen(x)
+    return x / (x.pow(2).mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+
+
+def ov_row(a: Analysis, head: int, source: int) -> Float[Tensor, " d_vocab"]:
+    """W_E[source] W_V W_O W_U: what reading the source token does to every logit, in float64.
+
+    Row `source` of the OV circuit ("Skip-trigrams"; the article's column M_c,a). A table entry:
+    position, LayerNorm and attention are left out. One vector of d_vocab, never the table.
+    """
+    if a.choices["table_layernorm"] == "QK and OV":
+        x = layer_norm(a.model, a.model.W_E[source]) @ a.model.W_V[0, head]
+        return x.double() @ a.B[head]
+    return a.A[head, source] @ a.B[head]
+
+
+def qk_column(a: Analysis, head: int, source: int) -> Float[Tensor, " d_vocab"]:
+    """W_E W_Q W_K^T W_E[source]: how much every destination token wants the source token.
+
+    Column `source` of the QK circuit, [destination, source] ("The two circuits of every head");
+    no position, no biases, no 1/sqrt(d_head). The scores of two destinations never meet in one
+    softmax, so their order is a hint. One vector; cost d_vocab x d_model.
+    """
+    m = a.model
+    x = m.W_E if a.choices["table_layernorm"] == "none" else layer_norm(m, m.W_E)
+    column = x @ (m.W_Q[0, head] @ (x[source] @ m.W_K[0, head]))
+    return column / m.cfg.attn_scale if a.choices["qk_scaled"] else column
+
+
+def pushes(run: common.FrozenRun, out: int) -> Float[Tensor, "head source"]:
+    """The push of every head on one logit at the last position, through each source position.
+
+    push[h, j] = A^h[last, j] cen(v_j W_O) W_U[:, out] / s_final, v_j = cen(x_j) / s_0 W_V + b_V
+
+    with the pattern, positions and scales of the run ("How much does a source push an out
+    token?"). Summed over the sources it is the head's push, and with those of all heads, the
+    direct path, b_O and b_U it is the logit, exactly.
+
+    Args:
+        run: of a prompt, one sequence.
+        out: the token whose logit it is.
+    """
+    m = run.model
+    v = (cen(run.x0) / run.scales[0])[0] @ m.W_V[0] + m.b_V[0][:, None]
+    direction = cen(m.W_O[0]) @ m.W_U[:, out] / run.scales[-1, 0, -1]
+    return run.patterns[0, :, 0, -1] * (v @ direction[..., None])[..., 0]
+
+
+def next_probabilities(run: common.FrozenRun) -> Float[Tensor, " d_vocab"]:
+    """p(next token) after the last position, of the whole model."""
+    return (run.final[0, -1] @ run.model.W_U + run.model.b_U).double().softmax(-1)
+
+
+def position_weights(a: Analysis, query: int) -> Float[Tensor, "head key"]:
+    """Attention of one query from the position embeddings alone, over the keys 0 .. query.
+
+    softmax(q k^T / sqrt(d_head)), q and k from LayerNorm(W_pos) with their biases and no token in
+    them ("Heads that look at position").
+    """
+    m, choices = a.model, a.choices
+    x = m.W_pos[: query + 1]
+    x = layer_norm(m, x) if choices["position_layernorm"] else x
+    q, k = x[-1:] @ m.W_Q[0], x @ m.W_K[0]
+    if choices["position_biases"]:
+        q, k = q + m.b_Q[0][:, None], k + m.b_K[0][:, None]
+    scores = (k @ q.mT)[..., 0]
+    return (scores / m.cfg.attn_scale if choices["position_scaled"] else scores).softmax(-1)
+
+
+# ------------------------------------------------------------------ 1. sizes
+
+
+def compute_sizes(a: Analysis, results: dict) -> dict:
+    cfg = a.model.cfg
+    weights = sum(p.numel() for p in a.model.parameters())
+    entries_all = 2 * cfg.n_heads * cfg.d_vocab**2
+    return {"d_vocab": cfg.d_vocab, "n_heads": cfg.n_heads, "rank": cfg.d_head,
+            "entries_per_circuit": cfg.d_vocab**2, "entries_all": entries_all,
+            "entries_three_tokens": cfg.d_vocab**3, "weights": weights,
+            "ratio": entries_all / weights}
+
+
+def print_sizes(r: dict, results: dict, log: common.Log) -> None:
+    n = f"{r['d_vocab']:,}"
+    log(f"== 1. HOW BIG THE EXPANDED CIRCUITS ARE ({results['meta']['model']})")
+    log(f"  vocabulary {n} tokens, {r['n_heads']} heads; one expanded circuit is {n} x {n} = "
+        f"{r['entries_per_circuit'] / 1e9:.2f} billion numbers")
+    log(f"  QK + OV for all {r['n_heads']} heads: {r['entries_all'] / 1e9:.1f} billion numbers; "
+        f"the model stores {r['weights'] / 1e6:.1f} million weights")
+    log(f"  {r['ratio']:.1f} times as many, each circuit of rank at most {r['rank']}; a table of "
+        f"all three tokens would have {n}^3 = {r['entries_three_tokens']:.1e} entries")
+
+
+# ------------------------------------------------------------------ 2. skip-trigrams
+
+
+def skip_trigram_line(t: dict) -> str:
+    """A row of the table, as the article prints it."""
+    head = "-" if t["head"] is None else t["head"]
+    lists = skipped(t) if "skipped" in t else f"dest {t['dest']}  out {t['out']}"
+    return f"  head 0.{head}  source {t['source']!r:10}  {lists}"
+
+
+def skip_trigram(a: Analysis, head: int | None, word: str) -> dict:
+    """Top destinations and out tokens of a source. No head: the one that raises it most."""
+    source = token_id(a.model, word)
+    if head is None:
+        head = int((a.A[:, source] * a.B[:, :, source]).sum(-1).argmax())
+    head_here(a.model, head)
+    return {"head": head, "dest": top_tokens(a.model, qk_column(a, head, source), 5),
+            "out": top_tokens(a.model, ov_row(a, head, source), 5)}
+
+
+def compute_skip_trigrams(a: Analysis, results: dict) -> list[dict]:
+    rows = [(h, w, "article") for h, w in ROWS]
+    rows += [(None, w, "sample") for w in SAMPLE_ROWS] if a.sample else []
+    return [row({"head": h, "source": w, "words": kind}, lambda h=h, w=w: skip_trigram(a, h, w))
+            for h, w, kind in rows]
+
+
+def print_skip_trigrams(r: list[dict], results: dict, log: common.Log) -> None:
+    log("== 2. SKIP-TRIGRAMS READ FROM THE WEIGHTS: fix a source, top destinations (QK) and top "
+        "out tokens (OV)")
+    for t in r:
+        if t["words"] == "article":
+            log(skip_trigram_line(t))
+    if any(t["words"] == "sample" for t in r):
+        log("  words of the sample text, each with the head that raises it most:")
+    for t in r:
+        if t["words"] == "sample":
+            log(skip_trigram_line(t))
+    log("  each list ranks the entries of one head's table and is not a prediction: position, "
+        "LayerNorm, biases and every other path are left out")
+
+
+# ------------------------------------------------------------------ 3. at work
+
+
+def word_at_work(a: Analysis, prompt: str, source: str, next: str, head: int | None) -> dict:
+    """Every head's push on the next token, and one head's attention on the source.
+
+    No head: the one that pushes most through the source."""
+    tokens = [token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
+    base = dict(prompt=prompt, source=source, next=next, head=head, tokens=tokens)
+
+    def compute() -> dict:
+        run, out = prompt_run(a.model, prompt), token_id(a.model, next)
+        here, by_source = run.tokens[0] == token_id(a.model, source), pushes(run, out)
+        h = int(by_source[:, here].sum(-1).argmax()) if head is None else head
+        return {"head": head_here(a.model, h), "pushes": by_source.sum(-1).tolist(),
+                "pushes_through_source": by_source[:, here].sum(-1).tolist(),
+                "attention": run.patterns[0, h, 0, -1, here].sum().item()}
+
+    return row(base, compute)
+
+
+def probability(a: Analysis, prompt: str, next: str) -> dict:
+    return row({"prompt": prompt, "next": next}, lambda: {
+        "p": next_probabilities(prompt_run(a.model, prompt))[token_id(a.model, next)].item()})
+
+
+def prompt_pairs(a: Analysis, pairs: list[tuple]) -> dict:
+    rows = [probability(a, prompt, out) for *two, out in pairs for prompt in two]
+    ratios = [p["p"] / q["p"] if "p" in p and q.get("p") else None
+              for p, q in zip(rows[::2], rows[1::2])]
+    return {"pairs": rows, "ratios": ratios}
+
+
+def compute_at_work(a: Analysis, results: dict) -> dict:
+    sample = prompt_pairs(a, SAMPLE_PAIRS) | {"word": word_at_work(a, **SAMPLE_WORD)}
+    return prompt_pairs(a, PAIRS) | {"ralph": word_at_work(a, **WORD),
+                                     "sample": sample if a.sample else None}
+
+
+def print_at_work(r: dict, results: dict, log: common.Log) -> None:
+    log("== 3. SKIP-TRIGRAMS AT WORK IN THE WHOLE MODEL (probability of the next token)")
+    _print_pairs(r, log)
+    _print_word(r["ralph"], log)
+    if r["sample"]:
+        log("  words of the sample text; the head named is the one that pushes most through them:")
+        _print_pairs(r["sample"], log)
+        _print_word(r["sample"]["word"], log)
+    log("  pushes are a run's own, with its attention, positions and LayerNorm scales; the "
+        "entries of a table (sections 2 and 5) have none of the three")
+
+
+def _print_pairs(r: dict, log: common.Log) -> None:
+    p = lambda t: (f"p({t['next']!r}) " + (f"= {t['p']:.4f}" if "p" in t  # noqa: E731
+                                           else skipped(t)))
+    for t, u in zip(r["pairs"][::2], r["pairs"][1::2]):
+        log(f"  {t['prompt']!r:42} {p(t)}   |   {u['prompt']!r:40} {p(u)}")
+    ratios = ", ".join("-" if x is None else f"{x:.1f}" for x in r["ratios"])
+    log(f"  the first over the second, pair by pair: {ratios}")
+
+
+def _print_word(w: dict, log: common.Log) -> None:
+    log(f"  tokens: {w['tokens']}")
+    what = f"each head's push on the logit of \"{w['next']}\" at the last token"
+    if "skipped" in w:
+        log(f"  {what}: {skipped(w)}")
+        return
+    log(f"  {what}: " + ", ".join(f"0.{h}: {x:+.2f}" for h, x in enumerate(w["pushes"])))
+    log(f"  head 0.{w['head']} at \"{w['tokens'][-1]}\" puts {w['attention']:.2f} of its attention "
+        f"on \"{w['source']}\"")
+
+
+# ------------------------------------------------------------------ 4. position
+
+
+def compute_positional(a: Analysis, results: dict) -> dict:
+    query, n_text = min(POSITION, a.model.cfg.n_ctx - 1), a.run.tokens.shape[1]
+    near = position_weights(a, query).flip(-1)[:, :3]  # 0, 1, 2 back
+    on_text = [common.mean_attention(a.run.patterns[0], k) for k in range(min(3, n_text))]
+    ov = lambda h, w: {"out": top_tokens(  # noqa: E731
+        a.model, ov_row(a, head_here(a.model, h), token_id(a.model, w)), 5)}
+    return {"query": query, "from_positions": near.tolist(),
+            "lean": [h for h, x in enumerate(near.sum(-1).tolist()) if x > LEANS],
+            "on_text": torch.stack(on_text, -1).tolist(),
+            "ov": [row({"head": h, "source": w}, lambda h=h, w=w: ov(h, w)) for h, w in OV_ROWS]}
+
+
+def print_positional(r: dict, results: dict, log: common.Log) -> None:
+    meta = results["meta"]
+    log("== 4. HEADS THAT LOOK AT POSITION")
+    log(f"  attention from the position embeddings alone (query at position {r['query']}; weight "
+        "on the same token, 1 back, 2 back):")
+    for h, x in enumerate(r["from_positions"]):
+        log(f"    head 0.{h}: {[round(v, 3) for v in x]}")
+    heads = ", ".join(f"0.{h}" for h in r["lean"]) or "none"
+    log(f"  more than {LEANS} of this weight within 2 back, our rule for leaning on position: "
+        f"{heads}")
+    log(f"  mean attention on text at the same distances ({meta['n_tokens']:,} tokens of "
+        f"{meta['text']}; the article's text is not public, so it has nothing to compare with):")
+    for h, x in enumerate(r["on_text"]):
+        log(f"    head 0.{h}: {[round(v, 3) for v in x]}")
+    for t in r["ov"]:
+        log(f"  OV of head 0.{t['head']}, source {t['source']!r:15} -> "
+            f"{skipped(t) if 'skipped' in t else t['out']}")
+    log("  (these too rank inside one head and are not predictions)")
+
+
+# ------------------------------------------------------------------ 5. the bug
+
+
+def entries(a: Analysis, values: Tensor, words: list[str]) -> tuple[dict, list]:
+    """The values at the words that are one token, and the rows of those that are not."""
+    rows = [row({"word": w}, lambda w=w: {"value": values[token_id(a.model, w)].item()})
+            for w in words]
+    return ({r["word"]: r["value"] for r in rows if "value" in r},
+            [r for r in rows if "skipped" in r])
+
+
+def compute_bug(a: Analysis, head: int | None, source: str, out: list[str], dest: list[str],
+                pair: tuple, prompts: list[str], other: int | None) -> dict:
+    """OV row and QK column of the source in one head, and the prompts. No head: the one whose
+    smaller entry of the pair is largest."""
+    def compute() -> dict:
+        s, h = token_id(a.model, source), head
+        if h is None:
+            two = torch.tensor([token_id(a.model, w) for w in pair], device=a.B.device)
+            h = int((a.A[:, None, s] @ a.B[:, :, two]).amin((-1, -2)).argmax())
+        ov, qk = ov_row(a, head_here(a.model, h), s), qk_column(a, h, s)
+        (ov_at, no_out), (qk_at, no_dest) = entries(a, ov, out), entries(a, qk, dest)
+        return {"head": h, "ov": ov_at, "ov_median": ov.quantile(0.5).item(),
+                "ov_top": top_tokens(a.model, ov, 6), "qk": qk_at,
+                "qk_median": qk.quantile(0.5).item(), "qk_top": top_tokens(a.model, qk, 6),
+                "no_token": no_out + no_dest,
+                "prompts": [bug_prompt(a, h, s, pair, p, other) for p in prompts]}
+
+    return row({"head": head, "source": source, "pair": list(pair)}, compute)
+
+
+def bug_prompt(a: Analysis, head: int, source: int, pair: tuple, prompt: str,
+               other: int | None) -> dict:
+    """A prompt that holds the source: one head's pushes on the pair, whole and through it.
+
+    No other head: the one besides `head` that pushes most on the first of the pair."""
+    def compute() -> dict:
+        run = prompt_run(a.model, prompt)
+        here = run.tokens[0] == source
+        ids = {w: token_id(a.model, w) for w in pair}
+        by_source = {w: pushes(run, i) for w, i in ids.items()}
+        through = {w: x[head, here].sum().item() for w, x in by_source.items()}
+        p, first = next_probabilities(run), by_source[pair[0]].sum(-1)
+        rest = [h for h in range(len(first)) if h != head]
+        o = max(rest, key=first.tolist().__getitem__) if other is None else other
+        return {"attention": run.patterns[0, head, 0, -1, here].sum().item(), "through": through,
+                "ratio": through[pair[1]] / through[pair[0]] if through[pair[0]] else None,
+                "whole": {w: x[head].sum().item() for w, x in by_source.items()},
+                "p": {w: p[i].item() for w, i in ids.items()}, "top3": top_tokens(a.model, p, 3),
+                "other_head": head_here(a.model, o), f"push_0_{o}": first[o].item()}
+
+    return row({"prompt": prompt}, compute)
+
+
+def compute_keep(a: Analysis, results: dict) -> dict:
+    return compute_bug(a, **BUG) | {"sample": compute_bug(a, **SAMPLE_BUG) if a.sample else None}
+
+
+def print_keep(r: dict, results: dict, log: common.Log) -> None:
+    log(f"== 5. A SKIP-TRIGRAM BUG: head 0.{r['head']} and \"{r['source']}\"")
+    _print_bug(r, log)
+    s = r["sample"]
+    if s:
+        log("  words of the sample text: " + (skipped(s) if "skipped" in s else
+            f"head 0.{s['head']} (of its entries for {' and '.join(map(repr, s['pair']))} the "
+            f"smaller is the largest of all heads) and \"{s['source']}\""))
+        if "skipped" not in s:
+            _print_bug(s, log)
+    log("  columns rank table entries inside one head and are not predictions; pushes are the "
+        "runs' own, so their ratio is not that of two entries, yet it is one ratio wherever the "
+        "source stands at one position")
+
+
+def _print_bug(r: dict, log: common.Log) -> None:
+    if "skipped" in r:
+        log(f"  {skipped(r)}")
+        return
+    rounded = lambda d: {w: round(x, 2) for w, x in d.items()}  # noqa: E731
+    log(f"  OV column \"{r['source']}\": {rounded(r['ov'])}  (median over all tokens "
+        f"{r['ov_median']:.2f}); top {r['ov_top']}")
+    log(f"  QK column \"{r['source']}\": {rounded(r['qk'])}  (median {r['qk_median']:.2f}); top "
+        f"destinations {r['qk_top']}")
+    for w in r["no_token"]:
+        log(f"    {skipped(w)}")
+    one, two = (w.strip() for w in r["pair"])
+    for p in r["prompts"]:
+        if "skipped" in p:
+            log(f"  {p['prompt']!r}: {skipped(p)}")
+            continue
+        (t1, t2), (w1, w2), (p1, p2) = (p[k].values() for k in ("through", "whole", "p"))
+        ratio = "-" if p["ratio"] is None else f"{p['ratio']:.2f}"
+        log(f"  {p['prompt']!r}: head 0.{r['head']} puts {p['attention']:.2f} on "
+            f"\"{r['source']}\"; through \"{r['source']}\" it pushes {one} {t1:+.2f}, {two} "
+            f"{t2:+.2f}  (ratio {two}/{one} {ratio}); whole head: {one} {w1:+.2f}, {two} {w2:+.2f}")
+        log(f"      whole model: p({one}) = {p1:.4f}, p({two}) = {p2:.6f}; top 3 {p['top3']}; head "
+            f"0.{p['other_head']} pushes {one} {p['push_0_' + str(p['other_head'])]:+.2f}")
+
+
+# ------------------------------------------------------------------ 6. eigenvalues
+
+
+def match_eigenvalues(large: Tensor, small: Tensor) -> tuple[float, float]:
+    """The eigenvalues of a large matrix against those of its small side, each with the nearest
+    that is left: exact as long as the differences are smaller than the gaps.
+
+    Returns:
+        the largest difference, and the largest |l| of the large matrix that is left over.
+    """
+    distance, left = (small[:, None] - large).abs(), torch.ones(len(large), dtype=torch.bool)
+    worst = 0.0
+    for i in small.abs().argsort(descending=True).tolist():
+        j = int(distance[i].where(left, torch.inf).argmin())
+        worst, left[j] = max(worst, distance[i, j].item()), False
+    return worst, large[left].abs().max().item() if left.any() else 0.0
+
+
+def random_heads(model, reading: str, seed: int) -> Float[Tensor, "draw d_head"]:
+    """The eigenvalues of N_RANDOM random heads of a model's shapes ("What the paper found").
+
+    Drawn on the CPU from a private generator, afresh for each head. At the shapes of attn-only-1l
+    "factors" with seed 0 draws every figure that the article prints of its random heads.
+
+    Args:
+        reading: "factors": both factors of the circuit are Gaussian; "all": W_E, W_V, W_O and W_U
+            are; "head": W_V and W_O are, between the model's own W_E and W_U.
+    """
+    cfg = model.cfg
+    n, d, e = cfg.d_vocab, cfg.d_model, cfg.d_head
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    core = (model.W_U.double() @ model.W_E.double()).cpu() if reading == "head" else None
+    found = []
+    for _ in common.progress(range(N_RANDOM), "random heads"):
+        if reading == "factors":
+            A, B = draw(n, e), draw(e, n)
+        elif reading == "all":
+            A, B = draw(n, d) @ draw(d, e), draw(e, d) @ draw(d, n)
+        else:  # B A is W_O W_U W_E W_V however it is bracketed
+            A, B = core @ draw(d, e), draw(e, d)
+        found.append(common.circuit_eigenvalues(A, B)[0])
+    return torch.stack(found)
+
+
+def complex_list(x: Tensor) -> list[list[float]]:
+    """[real, imaginary] of each, the largest |l| first."""
+    return sorted(([v.real, v.imag] for v in x.tolist()), key=lambda v: (-math.hypot(*v), -v[1]))
+
+
+def compute_eigen(a: Analysis, results: dict) -> dict:
+    piece = min(PIECE, a.model.cfg.d_vocab)
+    A, B = a.A[0, :piece], a.B[0, :, :piece]
+    match, rest = match_eigenvalues(torch.linalg.eigvals((A @ B).cpu()),
+                                    common.circuit_eigenvalues(A, B)[0])
+    values, trace = common.circuit_eigenvalues(a.A, a.B)
+    score, counts = common.copy_score(values), common.eigenvalue_counts(values)
+    diagonal_sum = a.diagonal.sum(-1)
+    for name, total in (("eigenvalues", values.sum(-1).real), ("diagonal", diagonal_sum)):
+        bad = (total - trace).abs() > AGREE * values.abs().sum(-1)
+        if bad.any():
+            raise common.UserError(f"head 0.{int(bad.nonzero()[0])}: the sum of the {name} is not "
+                                   "the trace: the numbers cannot be trusted (try --device cpu)")
+    heads = [{"copy_score": score[h].item(), "trace": trace[h].item(),
+              "diagonal_sum": diagonal_sum[h].item(), "eigenvalues": complex_list(values[h])}
+             | {k: int(c[h]) for k, c in zip(("positive", "real_positive", "complex"), counts)}
+             for h in range(len(values))]
+    drawn = random_heads(a.model, a.choices["random_heads"], a.seed)
+    scores = common.copy_score(drawn)
+    positive, _, is_complex = common.eigenvalue_counts(drawn)
+    return {"check": {"match": match, "rest": rest, "n_tokens": piece}, "heads": heads,
+            "random": {"copy_score": scores.tolist(), "mean": scores.mean().item(),
+                       "positive": positive.tolist(), "complex": is_complex.tolist(),
+                       "eigenvalues": complex_list(drawn[0])}}
+
+
+def print_eigen(r: dict, results: dict, log: common.Log) -> None:
+    c, rank = r["check"], results["sections"]["sizes"]["rank"]
+    n = c["n_tokens"]
+    log("== 6. EIGENVALUES OF THE OV CIRCUITS THROUGH THE SMALL SIDE (float64)")
+    log(f"  check on a {n}-token piece of head 0.0: {n} x {n} has {n} eigenvalues; the {rank} "
+        f"largest match the {rank} x {rank} ones to {c['match']:.1e}; the other {n - rank} are at "
+        f"most {c['rest']:.1e}")
+
+
+# ------------------------------------------------------------------ 7. copying
+
+
+def compute_copying(a: Analysis, results: dict) -> list[dict]:
+    share = lambda yes: yes.double().mean().item()  # noqa: E731
+    sources = [int(a.ranked[0]), int(a.ranked[-1])]
+    return [{"diagonal_positive": share(diagonal > 0), "top1": share(ranks <= 1),
+             "top5": share(ranks <= 5), "sources": sources}
+            for diagonal, ranks in zip(a.diagonal, a.ranks)]
+
+
+def print_copying(r: list[dict], results: dict, log: common.Log) -> None:
+    heads, random = results["sections"]["eigen"]["heads"], results["sections"]["eigen"]["random"]
+    sizes = results["sections"]["sizes"]
+    n, (first, last) = sizes["rank"], r[0]["sources"]
+    log("== 7. COPY SCORES OF THE OV CIRCUITS, AND THE OTHER MEASURES OF COPYING")
+    for h, e in enumerate(heads):
+        log(f"  head 0.{h}: copy score sum(l)/sum(|l|) = {e['copy_score']:+.3f}; {e['positive']}/"
+            f"{n} with positive real part ({e['real_positive']} real and positive, {e['complex']} "
+            f"complex); trace {e['trace']:,.0f} = sum of diagonal {e['diagonal_sum']:,.0f}")
+    s, p, c = random["copy_score"], random["positive"], random["complex"]
+    log(f"  {len(s)} random Gaussian heads of the same shapes: copy score from {min(s):+.3f} to "
+        f"{max(s):+.3f} (mean {random['mean']:+.3f}); positive real part {min(p)} to {max(p)} of "
+        f"{n}; complex {min(c)} to {max(c)} of {n}")
+    log("  Head  Copy score  Diagonal > 0  Top-1 self  Top-5 self")
+    for h, (e, m) in enumerate(zip(heads, r)):
+        log(f"  0.{h:<4}  {e['copy_score']:+10.3f}  {m['diagonal_positive']:12.2f}  "
+            f"{m['top1']:10.2f}  {m['top5']:10.2f}")
+    every = last - first + 1 == sizes["d_vocab"]
+    log(f"  (diagonal: of all {sizes['d_vocab']:,} tokens; self: of "
+        f"{'all tokens' if every else f'tokens {first:,} to {last:,}'}, a tie is not first; real "
+        f"or complex, positive or not: to {common.REAL:g} of |l|)")
+
+
+# ------------------------------------------------------------------ beyond the article
+
+# Two measures that say different things, and the tokens that show it: those that raise
+# themselves but others more (rank > 5), those that do not (rank <= 5), those that lower themselves.
+DISAGREE = [
+    ("score above 0.9 but top-5 self below 0.05", "outranked",
+     lambda m: m["copy_score"] > 0.9 and m["top5"] < 0.05),
+    ("score above 0.9 but more than 5% of tokens lower themselves", "lowered",
+     lambda m: m["copy_score"] > 0.9 and m["diagonal_positive"] < 0.95),
+    ("more than 90% of tokens raise themselves but top-5 self below 0.05", "outranked",
+     lambda m: m["diagonal_positive"] > 0.9 and m["top5"] < 0.05),
+    ("score below 0.5 but top-5 self above 0.05", "among five",
+     lambda m: m["copy_score"] < 0.5 and m["top5"] > 0.05),
+    ("score below 0 but more than half of the tokens raise themselves", "outranked",
+     lambda m: m["copy_score"] < 0 and m["diagonal_positive"] > 0.5),
+]
+
+
+def telling_tokens(a: Analysis, head: int, kind: str) -> list[dict]:
+    """Three source tokens that show a disagreement, the clearest first, each with the diagonal
+    entry, its own place in its row and the token that it raises most."""
+    ids, rank = a.ranked, a.ranks[head]
+    own = a.diagonal[head, ids]
+    if kind == "lowered":
+        clear, shows = -own, own < 0
+    else:
+        clear, shows = own, (own > 0) & ((rank > 5) if kind == "outranked" else (rank <= 5))
+    best = [i for i in clear.sort(descending=True, stable=True).indices.tolist() if shows[i]]
+    return [{"source": token_text(a.model, int(ids[i])), "diagonal": own[i].item(),
+             "rank": int(rank[i]),
+             "first": top_tokens(a.model, a.A[head, ids[i]] @ a.B[head], 1)[0]} for i in best[:3]]
+
+
+def compute_beyond(a: Analysis, results: dict) -> dict:
+    run, m = a.run, a.model
+    z = common.attend(run.patterns[0], cen(run.x0) / run.scales[0], m.W_V[0])
+    without = [run.readout(run.streams[-1] - common.write(z[h : h + 1], m.W_O[0, h : h + 1]))
+               for h in range(len(z))]
+    loss, *removed = common.losses(run, [run.final, *without]).mean(-1).tolist()
+    condition = common.eigenvector_condition(a.A, a.B).tolist()
+    heads = []
+    for h, both in enumerate(zip(results["sections"]["eigen"]["heads"],
+                                 results["sections"]["copying"])):
+        heads.append({
+            "condition": condition[h] if math.isfinite(condition[h]) else None,
+            "loss_increase": removed[h] - loss, "copies": both[0]["copy_score"] > COPIES,
+            "matters": removed[h] - loss > MATTERS,
+            "disagree": [{"measures": what, "tokens": telling_tokens(a, h, kind)}
+                         for what, kind, applies in DISAGREE if applies(both[0] | both[1])]})
+    return {"heads": heads, "loss_model": loss}
+
+
+def print_beyond(r: dict, results: dict, log: common.Log) -> None:
+    meta = results["meta"]
+    log("== BEYOND THE ARTICLE: WHERE THE MEASURES OF COPYING DISAGREE, AND WHAT A HEAD IS WORTH")
+    log(f"  loss of the model on the text ({meta['n_tokens']:,} tokens): {r['loss_model']:.3f} "
+        "nats per token; a head is removed with patterns and scales kept")
+    for h, x in enumerate(r["heads"]):
+        condition = "infinite" if x["condition"] is None else f"{x['condition']:,.0f}"
+        log(f"  head 0.{h}: condition number of the eigenvectors {condition} (1 if orthogonal); "
+            f"loss without it {x['loss_increase']:+.3f}")
+        for d in x["disagree"]:
+            shown = ", ".join(f"{t['source']!r} {t['diagonal']:+.2f} (its own place {t['rank']:,}, "
+                              f"first {t['first']!r})" for t in d["tokens"]) or "none tested"
+            log(f"    {d['measures']}: {shown}")
+    for text, copies, matters in (("copies and matters", True, True), ("copies, hardly matters",
+                                  True, False), ("matters, does not copy", False, True)):
+        heads = [f"0.{h}" for h, x in enumerate(r["heads"])
+                 if (x["copies"], x["matters"]) == (copies, matters)]
+        log(f"  {text} (score above {COPIES}; loss without it above +{MATTERS}): "
+            f"{', '.join(heads) or 'none'}")
+
+
+# ------------------------------------------------------------------ the reader's own
+
+
+def compute_reader(a: Analysis, results: dict) -> dict:
+    heads = range(a.model.cfg.n_heads)
+    rows = [row({"head": h, "source": w}, lambda h=h, w=w: skip_trigram(a, h, w))
+            for w in a.sources for h in heads]
+    return {"sources": rows, "prompt": reader_prompt(a, *a.prompt) if a.prompt else None}
+
+
+def reader_prompt(a: Analysis, prompt: str, next: str) -> dict:
+    """Every head's push on the next token, the sources it goes through, and the probability."""
+    tokens = [token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
+
+    def compute() -> dict:
+        run, out = prompt_run(a.model, prompt), token_id(a.model, next)
+        by_source = pushes(run, out)
+        return {"p": next_probabilities(run)[out].item(), "pushes": by_source.sum(-1).tolist(),
+                "through": by_source.tolist(), "attention": run.patterns[0, :, 0, -1].tolist()}
+
+    return row({"prompt": prompt, "next": next, "tokens": tokens}, compute)
+
+
+def print_reader(r: dict, results: dict, log: common.Log) -> None:
+    if r["sources"] or r["prompt"]:
+        log("== YOUR OWN WORDS (rankings inside one head, not predictions; pushes are the run's)")
+    for t in r["sources"]:
+        log(skip_trigram_line(t))
+    p = r["prompt"]
+    if not p:
+        return
+    value = skipped(p) if "skipped" in p else f"= {p['p']:.6f}"
+    log(f"  {p['prompt']!r} p({p['next']!r}) {value}")
+    log(f"  tokens: {p['tokens']}")
+    for h, push in enumerate(p.get("pushes", [])):
+        x, weight = p["through"][h], p["attention"][h]
+        best = sorted(range(len(x)), key=lambda j: -abs(x[j]))[:3]
+        log(f"    head 0.{h}: {push:+.2f}; through " + ", ".join(
+            f"{p['tokens'][j]!r} at {j}: {x[j]:+.2f} (attention {weight[j]:.2f})" for j in best))
+
+
+SECTIONS = [
+    ("sizes", compute_sizes, print_sizes),
+    ("skip_trigrams", compute_skip_trigrams, print_skip_trigrams),
+    ("at_work", compute_at_work, print_at_work),
+    ("positional", compute_positional, print_positional),
+    ("keep", compute_keep, print_keep),
+    ("eigen", compute_eigen, print_eigen),
+    ("copying", compute_copying, print_copying),
+    ("beyond", compute_beyond, print_beyond),
+    ("reader", compute_reader, print_reader),
+]
+
+
+def parse(argv: list[str] | None):
+    p = common.parser(__doc__, PUBLISHED_MODEL)
+    p.set_defaults(tokens=None)
+    p.add_argument("--source", action="append", default=[], metavar="WORD",
+                   help="add this word's row for every head (repeatable)")
+    p.add_argument("--prompt", metavar="TEXT", help="add the pushes on --next after this text")
+    p.add_argument("--next", metavar="WORD", help="the next token that --prompt asks about")
+    args = p.parse_args(argv)
+    if (args.prompt is None) != (args.next is None):
+        raise common.UserError("--prompt TEXT and --next WORD belong together: give both")
+    return args
+
+
+@torch.no_grad()
+def main(argv: list[str] | None = None) -> dict:
+    args = parse(argv)
+    out = common.results_dir(args, PUBLISHED_MODEL)
+    processing = common.PROCESSING | {"fold_value_biases": CHOICES["fold_value_biases"]}
+    model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
+                                      processing)
+    seq_len = args.seq_len or min(TEXT_TOKENS, args.tokens or TEXT_TOKENS, model.cfg.n_ctx)
+    tokens, text = common.load_tokens(model, args.model, args.text, args.tokens or seq_len, seq_len)
+    a = Analysis(
+        run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
+        B=model.W_O[0].double() @ model.W_U.double(), meta=text, choices=CHOICES, seed=args.seed,
+        sample=source["model"] == "mini-1l", sources=tuple(args.source),
+        prompt=(args.prompt, args.next) if args.next is not None else None)
+    meta = common.run_meta("circuits_part4.py", source, text, args, CHOICES)
+    results: dict = {"meta": meta | {"processing": processing}, "sections": {}}
+    log = common.Log()
+    for name, compute, show in SECTIONS:
+        section = results["sections"][name] = compute(a, results)
+        show(section, results, log)
+    written = common.write_results(out, "part4", results, log)
+    common.notice("wrote " + ", ".join(str(p) for p in written))
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(common.run_script(main))
