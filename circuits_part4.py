@@ -280,9 +280,9 @@ def print_sizes(r: dict, results: dict, log: common.Log) -> None:
 
 def skip_trigram_line(t: dict) -> str:
     """A row of the table, as the article prints it."""
-    head = "-" if t["head"] is None else t["head"]
+    head = "" if t["head"] is None else f"head 0.{t['head']}  "
     lists = skipped(t) if "skipped" in t else f"dest {t['dest']}  out {t['out']}"
-    return f"  head 0.{head}  source {t['source']!r:10}  {lists}"
+    return f"  {head}source {t['source']!r:10}  {lists}"
 
 
 def skip_trigram(a: Analysis, head: int | None, word: str) -> dict:
@@ -492,8 +492,8 @@ def print_keep(r: dict, results: dict, log: common.Log) -> None:
         if "skipped" not in s:
             _print_bug(s, log)
     log("  columns rank table entries inside one head and are not predictions; pushes are the "
-        "runs' own, so their ratio is not that of two entries, yet it is one ratio wherever the "
-        "source stands at one position")
+        "runs' own, so their ratio is not that of two entries, yet it is one ratio in both prompts "
+        "where the source stands at one position")
 
 
 def _print_bug(r: dict, log: common.Log) -> None:
@@ -717,9 +717,11 @@ def print_beyond(r: dict, results: dict, log: common.Log) -> None:
 
 
 def compute_reader(a: Analysis, results: dict) -> dict:
-    heads = range(a.model.cfg.n_heads)
-    rows = [row({"head": h, "source": w}, lambda h=h, w=w: skip_trigram(a, h, w))
-            for w in a.sources for h in heads]
+    rows = []
+    for w in a.sources:
+        one = row({"head": None, "source": w}, lambda w=w: {"id": token_id(a.model, w)})
+        rows += [one] if "skipped" in one else [
+            {"head": h, "source": w} | skip_trigram(a, h, w) for h in range(a.model.cfg.n_heads)]
     return {"sources": rows, "prompt": reader_prompt(a, *a.prompt) if a.prompt else None}
 
 
@@ -768,8 +770,7 @@ SECTIONS = [
 
 
 def parse(argv: list[str] | None):
-    p = common.parser(__doc__, PUBLISHED_MODEL)
-    p.set_defaults(tokens=None)
+    p = common.parser(__doc__, PUBLISHED_MODEL, TEXT_TOKENS, TEXT_TOKENS)
     p.add_argument("--source", action="append", default=[], metavar="WORD",
                    help="add this word's row for every head (repeatable)")
     p.add_argument("--prompt", metavar="TEXT", help="add the pushes on --next after this text")
@@ -787,8 +788,10 @@ def main(argv: list[str] | None = None) -> dict:
     processing = common.PROCESSING | {"fold_value_biases": CHOICES["fold_value_biases"]}
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
                                       processing)
-    seq_len = args.seq_len or min(TEXT_TOKENS, args.tokens or TEXT_TOKENS, model.cfg.n_ctx)
-    tokens, text = common.load_tokens(model, args.model, args.text, args.tokens or seq_len, seq_len)
+    one = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
+    n_tokens = one if args.tokens is None else args.tokens
+    tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
+                                      default_len=min(TEXT_TOKENS, n_tokens))
     a = Analysis(
         run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
         B=model.W_O[0].double() @ model.W_U.double(), meta=text, choices=CHOICES, seed=args.seed,

@@ -23,6 +23,7 @@ import common
 from common import cen, pairs
 
 PUBLISHED_MODEL = "attn-only-2l"
+N_TOKENS = 3072  # of the text, BOS counted
 THRESHOLD = 0.05  # above the random baseline, a pair counts as composing (section 4)
 LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (section 3)
 N_BASELINE = 200  # pairs of random matrices (section 4)
@@ -478,13 +479,14 @@ SECTIONS = [
 
 
 def main(argv: list[str] | None = None) -> dict:
-    args = common.parser(__doc__, PUBLISHED_MODEL).parse_args(argv)
+    args = common.parser(__doc__, PUBLISHED_MODEL, N_TOKENS, CHOICES["seq_len"]).parse_args(argv)
     out = common.results_dir(args, PUBLISHED_MODEL)
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
-    choices = CHOICES | ({"seq_len": args.seq_len} if args.seq_len else {})
     tokens, text = common.load_tokens(
-        model, args.model, args.text, args.tokens, args.seq_len, choices["bos_counted"],
-        choices["join"], choices["keep_blank"])
+        model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
+        args.seq_len, CHOICES["bos_counted"], CHOICES["join"], CHOICES["keep_blank"],
+        default_len=CHOICES["seq_len"])
+    choices = CHOICES | {"seq_len": tokens.shape[1] - (not CHOICES["bos_counted"])}
     run = common.freeze(model, tokens)
     a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
     meta = common.run_meta("circuits_part5.py", source, text, args, choices)

@@ -321,6 +321,7 @@ def load_tokens(
     bos_counted: bool = True,
     join: str = "\n\n",
     keep_blank: bool = True,
+    default_len: int = 256,
 ) -> tuple[Int[Tensor, "batch pos"], dict]:
     """Rows of a text, each BOS and the next stretch of it: [n_tokens // seq_len, seq_len].
 
@@ -330,7 +331,7 @@ def load_tokens(
     Args:
         name: the model's name as it was asked for.
         n_tokens: tokens in all, BOS counted.
-        seq_len: tokens of a row; 256, or the model's context where that is shorter.
+        seq_len: tokens of a row; None for default_len, or the context where that is shorter.
         bos_counted: False puts BOS before seq_len tokens of text instead of seq_len - 1.
         join, keep_blank: how the rows of WikiText become one text.
 
@@ -341,7 +342,7 @@ def load_tokens(
         UserError: text too short, rows longer than the context, unreadable file.
     """
     longest = model.cfg.n_ctx - (not bos_counted)
-    seq_len = min(256, longest) if seq_len is None else seq_len
+    seq_len = min(default_len, longest) if seq_len is None else seq_len
     if seq_len > longest:
         raise UserError(f"--seq-len {seq_len} is longer than the context of {name}, "
                         f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
@@ -887,8 +888,8 @@ def whole_number(text: str) -> int:
     return n
 
 
-def parser(description: str, model: str) -> Parser:
-    """The options that all scripts on a real model share; `model` is the default."""
+def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:
+    """The options that all scripts on a real model share; the rest are their defaults."""
     p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", default=model, help="TransformerLens name of an attention-only "
                    f"model, mini (bundled), or a model folder (default {model})")
@@ -896,9 +897,9 @@ def parser(description: str, model: str) -> Parser:
     p.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
                    "test split; the bundled sample for mini)")
-    p.add_argument("--tokens", type=whole_number, default=3072, help="tokens in all (default 3072)")
-    p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, "
-                   "BOS counted (default 256, or the model's context where that is shorter)")
+    p.add_argument("--tokens", type=whole_number, help=f"tokens in all (default {n_tokens})")
+    p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, BOS counted "
+                   f"(default {seq_len}, or the model's context where that is shorter)")
     p.add_argument("--seed", type=whole_number, default=0, help="of the random draws (default 0)")
     p.add_argument("--out", metavar="DIR", type=pathlib.Path,
                    help="where results go (default results/, or results/<model>/ for other models)")

@@ -5,6 +5,7 @@ import pathlib
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it at import
 TESTS = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 

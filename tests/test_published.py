@@ -1,42 +1,70 @@
-"""results/published/part5.json and part5_toy.json: well formed, and every key is a real one."""
+"""results/published/*.json: well formed, and every key is a real one."""
 
 import collections
+import contextlib
+import copy
+import io
 import json
 import pathlib
 import re
+import types
 from decimal import Decimal
 
 import pytest
 
+import circuits_part4 as part4
 import circuits_part5 as part5
+import common
+import test_part4
 import tiny
 
 PUBLISHED = pathlib.Path(part5.__file__).parent / "results" / "published"
 FILES = {name: json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
-         for name in ("part5", "part5_toy")}
-ENTRIES = FILES["part5"]["entries"]
+         for name in ("part4", "part5", "part4_toy", "part5_toy")}
+EXPLAINED = json.loads((PUBLISHED / "explained.json").read_text("utf-8"))
+PARTS = ("part4", "part5")
+ENTRIES = [(part, e) for part in PARTS for e in FILES[part]["entries"]]
 KINDS = {"exact", "rounded", "bound", "range", "sampled", "not comparable"}
 FIELDS = {"key", "printed", "value", "decimals", "kind", "section", "line"}
 OPTIONAL = {"also", "note", "format", "model_independent", "spread", "n", "reason"}
 SECTIONS = {
+    "The two circuits of every head", "Skip-trigrams", "A giant pile of cards", "Copying",
+    "Copying words that are split in two", "A very simple kind of in-context learning",
+    "Not only copying", "Heads that look at position", "Skip-trigram bugs",
+    "Making the tables smaller", "Detecting copying with eigenvalues", "One number for each head",
+    "A trick to get the eigenvalues", "What the paper found, and what we find",
+    "Where the score can fool you", "Other ways to measure copying",
+    "Do we understand one-layer models?",
     "Two-Layer Models: How Heads Compose", "Three kinds of composition",
     "The logits as a sum of paths", "The attention scores as a sum of paths",
     "Measuring composition from the weights", "Which terms matter", "Virtual attention heads",
-    "Key takeaways", "Run it yourself", "Notes on the paper: errors and inconsistencies found",
+    "Key takeaways", "Run it yourself", "Notes on the paper: key results",
+    "Notes on the paper: errors and inconsistencies found",
 }
-NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?%?")
+NUMBER = re.compile(
+    r"(?<![\w.])([+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?)(%| million| billion|\^\d+)?")
+SCALES = {"%": 2, " million": -6, " billion": -9, "": 0}  # what the word adds to the decimals
+MARKUP = re.compile(r"[$\u2212]|\\(?!n)")  # the lines are plain: no mathematics, no long minus
 EIGHT_HEADS = tiny.SIZES | {"n_heads": 8, "d_vocab": 61}
 TEXT = "a cab had a bad egg and a big dog did dig a fine bed of red peas " * 3
 
 
 def numbers(printed: str) -> list[tuple[float, int]]:
-    """The numbers in a printed string, and how many decimals each is printed with."""
+    """The numbers in a printed string, and how many decimals each is printed with: 2 for 65%,
+    -7 for 2.33 billion, -14 for 10^14."""
     found = []
-    for text in NUMBER.findall(printed):
-        d = Decimal(text.replace(",", "").rstrip("%"))
-        decimals = max(0, -d.as_tuple().exponent)
-        found.append((float(d / 100), decimals + 2) if text[-1] == "%" else (float(d), decimals))
+    for text, unit in NUMBER.findall(printed):
+        if text == "10" and unit.startswith("^"):
+            found.append((10.0 ** int(unit[1:]), -int(unit[1:])))
+            continue
+        d, shift = Decimal(text.replace(",", "")), SCALES.get(unit, 0)
+        found.append((float(d.scaleb(-shift)), max(0, -d.as_tuple().exponent) + shift))
     return found
+
+
+def plain(line: str) -> str:
+    """A line with single spaces, but for those behind a printed newline: they are of the token."""
+    return re.sub(r"(\\n *)|\s+", lambda m: m[1] or " ", line).strip()
 
 
 def problems(e: dict) -> list[str]:
@@ -51,9 +79,11 @@ def problems(e: dict) -> list[str]:
         f"kind {kind}": kind not in KINDS,
         "section": any(p["section"] not in SECTIONS for p in places),
         "printed is not in the line": e["printed"] not in e["line"],
-        "spaces": any(p["line"] != " ".join(p["line"].split()) for p in places),
+        "spaces": any(p["line"] != plain(p["line"]) for p in places),
+        "markup": any(MARKUP.search(p["line"]) for p in places),
         "not comparable without a reason": kind == "not comparable" and "reason" not in e,
-        "sampled without its spread": kind == "sampled" and not {"spread", "n"} <= e.keys(),
+        "sampled without its spread": kind == "sampled" and not is_range
+        and not {"spread", "n"} <= e.keys(),
         "range without [low, high]": kind == "range" and not is_range,
     }
     return [fault for fault, found in faults.items() if found] or value_problems(e)
@@ -71,8 +101,9 @@ def value_problems(e: dict) -> list[str]:
     found = numbers(printed)
     if not found:
         return ["a number in words without a note"] * ("note" not in e)
-    wrong = ["decimals"] * (max(d for _, d in found) != decimals)
-    if e["kind"] == "range":
+    tens = decimals == -1 and "note" in e and value % 10 == 0  # 40, read as "about 40"
+    wrong = ["decimals"] * (max(d for _, d in found) != decimals and not tens)
+    if e["kind"] in ("range", "sampled") and isinstance(value, list):
         ends = [x for x in value if x is not None]
         return wrong + ["range is not what is printed"] * (ends != [x for x, _ in found])
     if isinstance(value, list):
