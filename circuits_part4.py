@@ -798,14 +798,7 @@ def main(argv: list[str] | None = None) -> dict:
         sample=source["model"] == "mini-1l", sources=tuple(args.source),
         prompt=(args.prompt, args.next) if args.next is not None else None)
     meta = common.run_meta("circuits_part4.py", source, text, args, CHOICES)
-    results: dict = {"meta": meta | {"processing": processing}, "sections": {}}
-    log = common.Log()
-    for name, compute, show in SECTIONS:
-        section = results["sections"][name] = compute(a, results)
-        show(section, results, log)
-    written = common.write_results(out, "part4", results, log)
-    common.notice("wrote " + ", ".join(str(p) for p in written))
-    return results
+    return common.run_sections(SECTIONS, meta | {"processing": processing}, out, "part4", a)
 
 
 if __name__ == "__main__":

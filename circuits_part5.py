@@ -490,14 +490,7 @@ def main(argv: list[str] | None = None) -> dict:
     run = common.freeze(model, tokens)
     a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
     meta = common.run_meta("circuits_part5.py", source, text, args, choices)
-    results: dict = {"meta": meta, "sections": {}}
-    log = common.Log()
-    for name, compute, show in SECTIONS:
-        section = results["sections"][name] = compute(a, results)
-        show(section, results, log)
-    written = common.write_results(out, "part5", results, log)
-    common.notice("wrote " + ", ".join(str(p) for p in written))
-    return results
+    return common.run_sections(SECTIONS, meta, out, "part5", a)
 
 
 if __name__ == "__main__":

@@ -350,14 +350,7 @@ def main(argv: list[str] | None = None) -> dict:
     out = common.results_dir(args, args.model)
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     meta = {"script": "circuits_part5_toy.py", "dtype": "float64", "versions": versions}
-    results: dict = {"meta": meta, "sections": {}}
-    log = common.Log()
-    for name, compute, show in SECTIONS:
-        section = results["sections"][name] = compute()
-        show(section, log)
-    written = common.write_results(out, "part5_toy", results, log)
-    common.notice("wrote " + ", ".join(str(p) for p in written))
-    return results
+    return common.run_sections(SECTIONS, meta, out, "part5_toy")
 
 
 if __name__ == "__main__":

@@ -36,13 +36,8 @@ if TYPE_CHECKING:
 HERE = pathlib.Path(__file__).resolve().parent
 MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
 BUNDLED = ("mini", "mini-1l", "mini-2l")
-PROCESSING = dict(
-    fold_ln=True,
-    center_writing_weights=True,
-    center_unembed=True,
-    fold_value_biases=True,
-    refactor_factored_attn_matrices=False,
-)
+PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True,
+                  fold_value_biases=True, refactor_factored_attn_matrices=False)
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
 WIKITEXT_ROWS = 4358
 WIKITEXT_SHA256 = "bbf94c53a05abe9ee670d3b6343608095822c85e26de37c70b24fc571964574a"
@@ -959,6 +954,21 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
         for part in parts.values():
             part.unlink(missing_ok=True)
     return list(files)
+
+
+def run_sections(sections: list, meta: dict, out: pathlib.Path, stem: str, *analysis) -> dict:
+    """Compute and print each (name, compute, print) in turn, write the results, return them.
+
+    With an analysis, compute(analysis, results) and print(section, results, log); without one, as
+    in the toys, compute() and print(section, log).
+    """
+    results: dict = {"meta": meta, "sections": {}}
+    given, log = (results,) if analysis else (), Log()
+    for name, compute, show in sections:
+        results["sections"][name] = compute(*analysis, *given)
+        show(results["sections"][name], *given, log)
+    notice("wrote " + ", ".join(str(p) for p in write_results(out, stem, results, log)))
+    return results
 
 
 def not_finite(value, key: str = "results"):

@@ -310,7 +310,7 @@ def evaluate(folder: pathlib.Path, n_layers: int, held_out: np.ndarray) -> list[
     loss = torch.stack([x for x, _ in found]).mean().item()
     lines = [f"loss on {32 * BATCH * N_CTX:,} held-out tokens: {loss:.3f} nats"]
     if n_layers == 1:
-        eigenvalues = common.circuit_eigenvalues(
+        eigenvalues, _ = common.circuit_eigenvalues(
             model.W_E @ model.W_V[0], model.W_O[0] @ model.W_U)
         score = common.copy_score(eigenvalues)
         copying = int((score > 0.7).sum())
@@ -354,7 +354,8 @@ def training_log(args, data: dict, progress: list[str], figures: list[str]) -> s
         "three things help these models along: position embeddings start as sinusoids of amplitude "
         f"{POS_AMPLITUDE}, Muon trains the attention matrices, and {REPEATED_ROWS:.0%} of the rows "
         "repeat a segment, half of those shuffled",
-        "", "FIGURES", *figures, "", "PROGRESS", *progress,
+        "", "FIGURES", *figures, *(["", "NOTES", args.notes] if args.notes else []),
+        "", "PROGRESS", *progress,
         "", f"CORPUS: {len(data['train'])} public-domain books", *data["train"],
         "", f"HELD OUT: {len(data['held_out'])} books", *data["held_out"],
         "", f"LEFT OUT, sharing sentences with a held-out book: {len(data['dropped'])}",
@@ -374,6 +375,7 @@ def main() -> None:
     p.add_argument("--bf16", action="store_true", help="bfloat16 autocast, for CPUs that have it")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--evaluate-only", action="store_true")
+    p.add_argument("--notes", help="what else the log should say")
     args = p.parse_args()
     out = args.out or HERE / f"mini-{args.layers}l"
     args.work.mkdir(parents=True, exist_ok=True)
