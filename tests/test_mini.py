@@ -1,0 +1,124 @@
+"""Both scripts end to end on the bundled models, and the results that are committed beside them."""
+
+import contextlib
+import io
+import json
+import math
+import pathlib
+
+import pytest
+
+import circuits_part4
+import circuits_part5
+import common
+
+SCRIPTS = {"part4": circuits_part4, "part5": circuits_part5}
+COMMITTED = common.HERE / "results" / "mini"
+FLOAT32 = 5e-5  # measured between one thread and two: 1.3e-6; other processors round otherwise
+
+
+@pytest.fixture(scope="session")
+def mini(tmp_path_factory):
+    """{part: (results, stdout, folder)}, each script run once."""
+    found = {}
+    for part, script in SCRIPTS.items():
+        out, stdout = tmp_path_factory.mktemp(part), io.StringIO()
+        with contextlib.redirect_stdout(stdout):
+            results = script.main(["--model", "mini", "--out", str(out)])
+        found[part] = results, stdout.getvalue(), out
+    return found
+
+
+def leaves(value, key=""):
+    """(key, value) of every number, string and None in a results tree."""
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from leaves(v, f"{key}.{k}")
+    elif isinstance(value, list):
+        for i, v in enumerate(value):
+            yield from leaves(v, f"{key}.{i}")
+    else:
+        yield key, value
+
+
+def differences(ours, theirs) -> list[str]:
+    """Keys that only one side has, or whose values are not the same up to float32 rounding."""
+    ours, theirs = dict(leaves(ours)), dict(leaves(theirs))
+    bad = sorted(ours.keys() ^ theirs.keys())
+    for key in ours.keys() & theirs.keys():
+        a, b = ours[key], theirs[key]
+        if isinstance(a, float) and isinstance(b, float):
+            if not math.isclose(a, b, rel_tol=FLOAT32, abs_tol=FLOAT32):
+                bad.append(f"{key}: {a} {b}")
+        elif a != b:
+            bad.append(f"{key}: {a!r} {b!r}")
+    return bad
+
+
+@pytest.mark.parametrize("part", SCRIPTS)
+def test_files_are_what_was_printed_and_returned(mini, part):
+    results, stdout, out = mini[part]
+    assert (out / f"{part}_stdout.txt").read_text(encoding="utf-8") == stdout
+    assert json.loads((out / f"{part}.json").read_text(encoding="utf-8")) == json.loads(
+        json.dumps(results))
+    assert sorted(p.name for p in out.iterdir()) == [f"{part}.json", f"{part}_stdout.txt"]
+
+
+@pytest.mark.parametrize("part", SCRIPTS)
+def test_the_committed_results_are_of_these_models(mini, part):
+    """Same weights, text and ids, and the same numbers wherever rounding does not decide."""
+    results, (committed, log) = mini[part][0], (
+        json.loads((COMMITTED / f"{part}.json").read_text(encoding="utf-8")),
+        (COMMITTED / f"{part}_stdout.txt").read_text(encoding="utf-8"))
+    for key in ("weights_sha256", "text_sha256", "token_ids_sha256", "choices", "processing"):
+        assert committed["meta"][key] == results["meta"][key], key
+    assert differences(results["sections"], committed["sections"]) == []
+    assert len(log.splitlines()) == len(mini[part][1].splitlines())
+
+
+def test_differences_finds_what_differs(mini):
+    """One number moved, one key gone: each is found, and nothing else."""
+    sections = json.loads(json.dumps(mini["part5"][0]["sections"]))
+    sections["composition"]["K"]["max"] += 0.001
+    del sections["counting"]["heads"]
+    found = differences(sections, mini["part5"][0]["sections"])
+    assert len(found) == 2
+    assert any("composition.K.max:" in x for x in found) and ".counting.heads" in found
+
+
+def test_what_the_two_layer_model_is_there_for(mini):
+    """A previous-token head whose output the keys of an induction head read."""
+    s = mini["part5"][0]["sections"]
+    previous = max(s["composition"]["prev_token"])
+    assert previous > 0.6 and max(s["induction"]["score"][1]) > 0.7
+    K, baseline = s["composition"]["K"], s["composition"]["baseline"]
+    assert K["max_pair"]["h1"] == s["composition"]["prev_token"].index(previous)
+    assert K["max"] > baseline["mean"] + 0.05
+    assert s["path_expansion"]["logits_max_abs_diff"] < 1e-3
+    assert abs(s["term_importance"]["loss_by_order"][2] - s["term_importance"]["loss_model"]) < 1e-5
+
+
+def test_what_the_one_layer_model_is_there_for(mini):
+    """Most heads copy, and the rows of its own vocabulary are not skipped."""
+    s = mini["part4"][0]["sections"]
+    assert sum(h["copy_score"] > 0.7 for h in s["eigen"]["heads"]) >= 5
+    assert all("out" in r for r in s["skip_trigrams"] if r["words"] == "sample")
+    assert all("p" in r for r in s["at_work"]["sample"]["pairs"])
+    bug = s["keep"]["sample"]
+    ratios = [p["ratio"] for p in bug["prompts"]]
+    assert len(ratios) == 2 and all(r is not None for r in ratios)
+
+
+@pytest.mark.parametrize("folder", ["mini-1l", "mini-2l"])
+def test_the_bundle_is_small_and_says_what_made_it(folder):
+    path = common.MINI / folder
+    assert sum(f.stat().st_size for f in path.iterdir()) < 8e6
+    log = (path / "training_log.txt").read_text(encoding="utf-8")
+    for word in ("tokens seen", "seed", "torch", "held-out", "CORPUS", "HELD OUT", "sinusoids"):
+        assert word in log
+
+
+def test_the_sample_text_is_long_enough():
+    model, _ = common.load_model("mini", n_layers=2)
+    text = pathlib.Path(common.MINI / "sample.txt").read_text(encoding="utf-8")
+    assert len(common.encode(model, text)) >= 3500
