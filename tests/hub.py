@@ -73,18 +73,18 @@ def add_wikitext(cache: pathlib.Path, rows: list[str]) -> None:
 
 
 def build(cache: pathlib.Path) -> pathlib.Path:
-    """attn-only-2l whole; of the models that a script must refuse, the config.json."""
-    refused = {ONE_LAYER: dict(n_layers=1), WITH_MLP: dict(attn_only=False),
-               SHORTFORMER: dict(shortformer_pos=True)}
-    for repo, change in {MODEL: {}, **refused}.items():
+    """attn-only-1l and -2l whole; of the models that every script refuses, the config.json."""
+    refused = {WITH_MLP: dict(attn_only=False), SHORTFORMER: dict(shortformer_pos=True)}
+    for repo, change in {MODEL: {}, ONE_LAYER: dict(n_layers=1), **refused}.items():
         config = tiny.config_json(SIZES, tokenizer_name=TOKENIZER) | change
         (add_repo(cache, repo) / "config.json").write_text(json.dumps(config))
-    state = {k: v.float() for k, v in tiny.state_dict(SIZES).items()}
-    for layer in range(SIZES["n_layers"]):  # the public files hold these two as well
-        n = SIZES["n_ctx"]
-        state[f"blocks.{layer}.attn.mask"] = torch.ones(n, n).tril().bool()
-        state[f"blocks.{layer}.attn.IGNORE"] = torch.tensor(-torch.inf)
-    torch.save(state, snapshot(cache, MODEL) / "model_final.pth")
+    for repo, n_layers in (ONE_LAYER, 1), (MODEL, 2):
+        state = {k: v.float() for k, v in tiny.state_dict(SIZES | dict(n_layers=n_layers)).items()}
+        for layer in range(n_layers):  # the public files hold these two as well
+            n = SIZES["n_ctx"]
+            state[f"blocks.{layer}.attn.mask"] = torch.ones(n, n).tril().bool()
+            state[f"blocks.{layer}.attn.IGNORE"] = torch.tensor(-torch.inf)
+        torch.save(state, snapshot(cache, repo) / "model_final.pth")
     words = add_repo(cache, TOKENIZER)
     tokenizer().save_pretrained(words)
     for name in NOT_THERE:  # an answer of the hub that the cache remembers

@@ -28,6 +28,7 @@ from transformer_lens import HookedTransformer
 from transformer_lens.utilities import hf_utils
 from transformers import PreTrainedTokenizerFast
 
+import circuits_part4
 import circuits_part5
 import common
 import hub
@@ -157,6 +158,22 @@ def test_every_route_gives_the_same_model(route, dtype, warm, monkeypatch):
     assert same_parameters(model, expected)
     tokens = tiny.tokens(d_vocab=hub.SIZES["d_vocab"])
     assert torch.equal(model(tokens), expected(tokens))
+
+
+@pytest.mark.parametrize("name, script, text_tokens", [
+    ("attn-only-1l", circuits_part4, 24), ("attn-only-2l", circuits_part5, 48)])
+def test_every_route_gives_the_same_results(name, script, text_tokens, warm, tmp_path, monkeypatch):
+    """Both scripts, from the model and text of the cache to the JSON: byte for byte the same."""
+    use_cache(monkeypatch, warm)
+    for route, prepare in ROUTES.items():
+        with monkeypatch.context() as m:
+            prepare(m)
+            script.main(["--model", name, "--tokens", str(text_tokens), "--out",
+                         str(tmp_path / route)])
+    part = script.__name__.removeprefix("circuits_")
+    first, *others = ((tmp_path / route / f"{part}.json").read_bytes() for route in ROUTES)
+    assert others == [first, first]
+    assert json.loads(first)["meta"]["revision"] == hub.REVISION
 
 
 @both_routes
