@@ -16,6 +16,7 @@ the article's lines from them. Expanded circuits stay factored: a row or a colum
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -512,7 +513,8 @@ def _print_bug(r: dict, log: common.Log) -> None:
         if "skipped" in p:
             log(f"  {p['prompt']!r}: {skipped(p)}")
             continue
-        (t1, t2), (w1, w2), (p1, p2) = (p[k].values() for k in ("through", "whole", "p"))
+        (t1, t2), (w1, w2), (p1, p2) = ([p[k][w] for w in r["pair"]]
+                                        for k in ("through", "whole", "p"))
         ratio = "-" if p["ratio"] is None else f"{p['ratio']:.2f}"
         log(f"  {p['prompt']!r}: head 0.{r['head']} puts {p['attention']:.2f} on "
             f"\"{r['source']}\"; through \"{r['source']}\" it pushes {one} {t1:+.2f}, {two} "
@@ -640,6 +642,93 @@ def print_copying(r: list[dict], results: dict, log: common.Log) -> None:
         f"or complex, positive or not: to {common.REAL:g} of |l|)")
 
 
+# ------------------------------------------------------------------ what the text derives
+
+RESTS = (0, 3, 4)  # the copying heads whose weight on near tokens the text bounds (section 4)
+NEARLY_ALL = 7 / 8  # of the eigenvalues on the right: our reading of "nearly all" (section 7)
+
+
+def compute_claims(a: Analysis, results: dict) -> dict:
+    """What the article's sentences derive from the sections before; None where a row was skipped.
+    Heads are found by rule, but for RESTS."""
+    s = results["sections"]
+    return {"d_model": a.model.cfg.d_model, "text_tokens": results["meta"]["n_tokens"],
+            **word_claims(s), **head_claims(s)}
+
+
+def word_claims(s: dict) -> dict:
+    ralph, keep = s["at_work"]["ralph"], s["keep"]
+    tokens, source, pushes = ralph["tokens"], ralph["source"], ralph.get("pushes", [])
+    others = [x for h, x in enumerate(pushes) if h != ralph["head"]]
+    out = {t["source"]: t.get("out") for t in s["skip_trigrams"] if t["words"] == "article"}
+    large, paris = out[" large"], out[" Paris"]
+    ratios = [p["ratio"] for p in keep.get("prompts", []) if p.get("ratio") is not None]
+    ov, qk, (*rest, going) = keep.get("ov"), keep.get("qk", {}), BUG["dest"]
+    return {
+        "ralph": {"other_heads": s["sizes"]["n_heads"] - 1, "others_min": min(others, default=None),
+                  "others_max": max(others, default=None), "tokens_back":
+                  len(tokens) - 1 - tokens.index(source) if source in tokens else None},
+        "large_raises": large and [w for w in ("large", "small") if w in large],
+        "paris_raises_itself": paris and sum(w.strip() == "Paris" for w in paris),
+        "keep": {"ratio_difference": ratios[0] - ratios[1] if len(ratios) == 2 else None,
+                 "lowest_above_median": min(ov.values()) - keep["ov_median"] if ov else None,
+                 "going_above_others": qk[going] - max(qk[w] for w in rest)
+                 if len(qk) == len(BUG["dest"]) else None}}
+
+
+def head_claims(s: dict) -> dict:
+    position, heads = s["positional"], s["eigen"]["heads"]
+    weights, text, lean = position["from_positions"], position["on_text"], position["lean"]
+    name = lambda heads: [f"0.{h}" for h in heads]  # noqa: E731
+    near = [h for h, x in enumerate(weights) if round(x[0] + x[1], 2) == 1]
+    same = [weights[h][0] for h in near] or [0.0]
+    right = [x["positive"] / s["sizes"]["rank"] for x in heads]
+    scores, drawn = [x["copy_score"] for x in heads], s["eigen"]["random"]["copy_score"]
+    negative = [h for h, x in enumerate(scores) if x < 0]
+    others = [max(x) for h, x in enumerate(text) if h not in lean]
+    return {
+        "positional": {"n_lean": len(lean), "present_or_previous": name(near),
+                       "same_min": min(same), "same_max": max(same)},
+        "on_text": {"one_back": name(h for h in lean if max(text[h]) == text[h][1]),
+                    "others_max": max(others, default=0.0),
+                    "copying_max": max(max(x[:2]) for h, x in enumerate(text) if h in RESTS)},
+        "eigen": {"rest": s["eigen"]["check"]["n_tokens"] - s["sizes"]["rank"],
+                  "above_0_7": sum(x > 0.7 for x in scores),
+                  "at_least_0_97": sum(round(x, 3) >= 0.97 for x in scores),
+                  "nearly_all_right": name(h for h, x in enumerate(right) if x >= NEARLY_ALL),
+                  "most_right": name(h for h, x in enumerate(right) if 0.5 < x < NEARLY_ALL),
+                  "negative": name(negative), "negative_positional": len({*negative} & {*lean}),
+                  "sums_differ": max(abs(x["trace"] - x["diagonal_sum"]) for x in heads)},
+        "random": {"n": len(drawn), "copy_score_sd": statistics.stdev(drawn)}}
+
+
+def print_claims(r: dict, results: dict, log: common.Log) -> None:
+    w, p, t, k, e = (r[name] for name in ("ralph", "positional", "on_text", "keep", "eigen"))
+    form = lambda x, spec: "-" if x is None else format(x, spec)  # noqa: E731
+    heads = lambda names: ", ".join(names) or "none"  # noqa: E731
+    log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule)")
+    log(f"  at work: the other {w['other_heads']} heads add between {form(w['others_min'], '+.2f')}"
+        f" and {form(w['others_max'], '+.2f')}; the name stands {form(w['tokens_back'], 'd')} "
+        "tokens back")
+    log(f"  of \"large\" and \"small\" the row of ' large' has {heads(r['large_raises'] or [])}; "
+        f"its own word in the row of ' Paris': {form(r['paris_raises_itself'], 'd')}")
+    log(f"  {p['n_lean']} heads lean on position; with all weight on the token itself and the one "
+        f"before: {heads(p['present_or_previous'])} (itself {p['same_min']:.2f} to "
+        f"{p['same_max']:.2f})")
+    log(f"  on text: leaning heads that put the most one back {heads(t['one_back'])}; heads that "
+        f"do not lean at most {t['others_max']:.3f}; {heads([f'0.{h}' for h in RESTS])} at most "
+        f"{t['copying_max']:.3f} on the token itself and the one before")
+    log(f"  \"keep\": one ratio minus the other {form(k['ratio_difference'], '.1e')}; lowest word "
+        f"minus median {form(k['lowest_above_median'], '+.2f')}; going minus the other "
+        f"destinations {form(k['going_above_others'], '+.2f')}")
+    log(f"  copy score above 0.7: {e['above_0_7']} heads, 0.97 or more: {e['at_least_0_97']}, "
+        f"below 0: {heads(e['negative'])} ({e['negative_positional']} of them lean on position); "
+        f"standard deviation of the random heads {r['random']['copy_score_sd']:.3f}")
+    log(f"  eigenvalues on the right, nearly all: {heads(e['nearly_all_right'])}, most: "
+        f"{heads(e['most_right'])}; trace minus sum of diagonal at most {e['sums_differ']:.1e}; "
+        f"{e['rest']} eigenvalues of the piece are left over")
+
+
 # ------------------------------------------------------------------ beyond the article
 
 # Two measures that say different things, and the tokens that show it: those that raise
@@ -764,6 +853,7 @@ SECTIONS = [
     ("keep", compute_keep, print_keep),
     ("eigen", compute_eigen, print_eigen),
     ("copying", compute_copying, print_copying),
+    ("claims", compute_claims, print_claims),
     ("beyond", compute_beyond, print_beyond),
     ("reader", compute_reader, print_reader),
 ]

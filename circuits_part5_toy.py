@@ -12,9 +12,6 @@ dimension 1 and writes 2 into dimension 3 has W_V = e1 (a column) and W_O = 2 e3
 
 from __future__ import annotations
 
-import argparse
-import pathlib
-import platform
 import sys
 
 import torch
@@ -342,15 +339,7 @@ SECTIONS = [
 
 
 def main(argv: list[str] | None = None) -> dict:
-    p = common.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--out", metavar="DIR", type=pathlib.Path,
-                   help="where results go (default results/)")
-    p.set_defaults(model="")
-    args = p.parse_args(argv)
-    out = common.results_dir(args, args.model)
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    meta = {"script": "circuits_part5_toy.py", "dtype": "float64", "versions": versions}
-    return common.run_sections(SECTIONS, meta, out, "part5_toy")
+    return common.run_toy(SECTIONS, __doc__, "circuits_part5_toy.py", argv)
 
 
 if __name__ == "__main__":

@@ -551,11 +551,8 @@ def expand(run: FrozenRun, bias_is_moved: bool = False) -> Paths:
 def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
     """The virtual heads' sum, split by what the layer-0 heads read.
 
-    Every layer-0 pattern is split into its column of source position 0 and the rest; the two
-    halves are moved on by layer 1 apart from each other.
-
-    Returns:
-        (start, real), each [batch, pos, d_model]; they add up to Paths.virtual().
+    Every layer-0 pattern is split into its column of source position 0 and the rest, and layer 1
+    moves the two on apart: (start, real) [batch, pos, d_model], adding up to Paths.virtual().
     """
     W_V, W_O = run.model.W_V, run.model.W_O
     start = run.patterns[0].clone()
@@ -668,11 +665,8 @@ def pairs(x: Tensor) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def logit_difference(run: FrozenRun, stream: Float[Tensor, "batch pos d_model"]) -> dict:
-    """The logits of a stream against the model's own, over all positions, tile by tile.
-
-    Returns:
-        {max_abs_diff, min, max}: largest difference, and the range of the model's logits.
-    """
+    """The logits of a stream against the model's own, over all positions, tile by tile:
+    {max_abs_diff, min, max}, the largest difference and the range of the model's logits."""
     ours, model = run.readout(stream).flatten(0, 1), run.final.flatten(0, 1)
     worst, low, high = 0.0, torch.inf, -torch.inf
     for rows in _tiles(len(model), ROWS):
@@ -747,10 +741,8 @@ def first_published_scores(W_V: Tensor, W_O: Tensor, read: Tensor, other: Tensor
 def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Scores of n pairs of random rank-d_head d_model x d_model matrices.
 
-    Each matrix is a product of Gaussian factors, drawn on the CPU from a private generator.
-
-    Returns:
-        (corrected [n], first published [n]), of the same matrices, float64.
+    Products of Gaussian factors, drawn on the CPU from a private generator. Returns (corrected
+    [n], first published [n]), of the same matrices, float64.
     """
     generator = torch.Generator().manual_seed(seed)
     corrected, published = [], []
@@ -969,6 +961,17 @@ def run_sections(sections: list, meta: dict, out: pathlib.Path, stem: str, *anal
         show(results["sections"][name], *given, log)
     notice("wrote " + ", ".join(str(p) for p in write_results(out, stem, results, log)))
     return results
+
+
+def run_toy(sections: list, description: str, script: str, argv: list[str] | None) -> dict:
+    """The main of a toy script: no model, only --out. Results and log are named after it."""
+    p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", metavar="DIR", type=pathlib.Path, help="default results/")
+    p.set_defaults(model="")
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    meta = {"script": script, "dtype": "float64", "versions": versions}
+    stem = script.removeprefix("circuits_").removesuffix(".py")
+    return run_sections(sections, meta, results_dir(p.parse_args(argv), ""), stem)
 
 
 def not_finite(value, key: str = "results"):
