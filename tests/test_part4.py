@@ -830,7 +830,8 @@ def test_main_end_to_end_and_twice_the_same(folder, tmp_path):
         assert first == second
     assert (tmp_path / "1" / "part4_stdout.txt").read_text(encoding="utf-8") == stdout
     headings = [line for line in stdout.splitlines() if line.startswith("==")]
-    assert len(headings) == len(HEADINGS) and all(h.startswith(w) for h, w in zip(headings, HEADINGS))
+    assert len(headings) == len(HEADINGS)
+    assert all(h.startswith(w) for h, w in zip(headings, HEADINGS))
     saved = json.loads((tmp_path / "1" / "part4.json").read_text(encoding="utf-8"))
     assert saved == results
     for section, keys in KEYS.items():
