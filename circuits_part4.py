@@ -868,13 +868,15 @@ def parse(argv: list[str] | None):
     args = p.parse_args(argv)
     if (args.prompt is None) != (args.next is None):
         raise common.UserError("--prompt TEXT and --next WORD belong together: give both")
+    words = "".join((*args.source, args.prompt or "", args.next or ""))
+    if any("\ud800" <= c <= "\udfff" for c in words):  # bytes that the shell could not decode
+        raise common.UserError("--source, --prompt and --next take UTF-8: mend the encoding")
     return args
 
 
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
-    out = common.results_dir(args, PUBLISHED_MODEL)
     processing = common.PROCESSING | {"fold_value_biases": CHOICES["fold_value_biases"]}
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
                                       processing)
@@ -882,6 +884,7 @@ def main(argv: list[str] | None = None) -> dict:
     n_tokens = one if args.tokens is None else args.tokens
     tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
                                       default_len=min(TEXT_TOKENS, n_tokens))
+    out = common.results_dir(args, PUBLISHED_MODEL)
     a = Analysis(
         run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
         B=model.W_O[0].double() @ model.W_U.double(), meta=text, choices=CHOICES, seed=args.seed,

@@ -92,7 +92,7 @@ def load_model(
     folder = MINI / name if name in BUNDLED else pathlib.Path(name)
     build = functools.partial(_model_from_files, n_layers=n_layers, device=device, dtype=dtype,
                               processing=processing)
-    if folder.is_dir():
+    if folder.is_dir() and name not in PUBLIC:
         weights = folder / "model.safetensors"
         if not weights.exists():
             weights = folder / "model_final.pth"
@@ -370,8 +370,7 @@ def load_tokens(
 def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], str]:
     """At least n_needed ids from the start of the text if it has them, and the text's hash.
 
-    A tokenizer decides word by word, so a prefix has the ids of the whole but for its last word.
-    """
+    A tokenizer decides word by word: a prefix has the ids of the whole but for its last word."""
     text = wikitext(join, keep_blank) if text_file is None else None
     n_chars = 16 * n_needed + 4096
     while True:
@@ -511,9 +510,7 @@ def expand(run: FrozenRun, bias_is_moved: bool = False) -> Paths:
 
     T = Id x W_E W_U + sum_h A^h x W_E W_OV^h W_U
         + sum_{h2,h1} (A^h2 A^h1) x W_E W_OV^h1 W_OV^h2 W_U
-
     ("The logits as a sum of paths"), with LayerNorm as a fixed scale:
-
         direct           x0 + b_O(0) + b_O(1)
         layer-0 head h   o0[h] = A0[h] (cen(x0) / s0 W_V) W_O
         layer-1 head h   A1[h] (cen(x0 + b_O(0)) / s1 W_V) W_O
@@ -594,7 +591,7 @@ def _predicting(run: FrozenRun, x: Float[Tensor, "... batch pos d"]) -> Tensor:
 
 @torch.no_grad()
 def losses(run: FrozenRun, readouts: list[Float[Tensor, "batch pos d_model"]]) -> Tensor:
-    """Loss of each read-out stream: -log p(next token), mean over a sequence, in nats.
+    """Loss of each read-out stream, the mean of -log p(next token) over a sequence, in nats.
 
     loss = log sum_v exp(x W_U[:, v] + b_U[v]) - (x W_U[:, t] + b_U[t]), t the next token.
 
@@ -896,8 +893,7 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
 
 def results_dir(args: argparse.Namespace, published: str) -> pathlib.Path:
     """The folder for results, made if need be; UserError where it cannot be written to."""
-    folder = pathlib.Path(args.model).name
-    folder = "mini" if folder in BUNDLED else folder
+    folder = "mini" if args.model in BUNDLED else pathlib.Path(args.model).resolve().name
     out = args.out or HERE / "results" / ("" if args.model == published else folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -949,11 +945,8 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
 
 
 def run_sections(sections: list, meta: dict, out: pathlib.Path, stem: str, *analysis) -> dict:
-    """Compute and print each (name, compute, print) in turn, write the results, return them.
-
-    With an analysis, compute(analysis, results) and print(section, results, log); without one, as
-    in the toys, compute() and print(section, log).
-    """
+    """Compute and print each (name, compute, print) in turn, write the results, return them: with
+    an analysis compute(analysis, results), print(section, results, log); the toys have neither."""
     results: dict = {"meta": meta, "sections": {}}
     given, log = (results,) if analysis else (), Log()
     for name, compute, show in sections:
@@ -989,9 +982,15 @@ def not_finite(value, key: str = "results"):
 def run_script(main) -> int:
     """Run a script's main; a user's mistake becomes one line and exit code 2."""
     name = pathlib.Path(sys.argv[0]).name
+    if hasattr(sys.stdout, "reconfigure"):  # tokens are in every script, whatever the locale
+        sys.stdout.reconfigure(encoding="utf-8")
     try:
         main()
         return 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        notice(f"{name}: stdout was closed; nothing was written")
+        return 1
     except UserError as e:
         notice(f"{name}: error: {e}")
         return 2

@@ -393,6 +393,8 @@ def main() -> None:
         export(train(args, data, log), args.layers, args.work, out)
     figures = evaluate(out, args.layers, data["held_out_ids"])
     print("\n".join(figures))
+    if args.evaluate_only:  # the log tells of the run that made the weights, not of this one
+        return
     (out / "training_log.txt").write_text(
         training_log(args, data, progress.read_text().splitlines(), figures), encoding="utf-8")
 
