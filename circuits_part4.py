@@ -35,7 +35,7 @@ LEANS = 0.5  # of the weight within 2 back: a head leans on position (our rule)
 PIECE = 300  # tokens of the piece that is decomposed both ways (section 6)
 RANKED = range(1000, 3000)  # source tokens of "top-1 self" and "top-5 self" (section 7)
 N_RANDOM = 20  # random heads (section 7)
-COPIES, MATTERS = 0.9, 0.01  # copy score, nats: where "copies" and "matters" begin (after 7)
+COPIES, MATTERS = 0.7, 0.01  # copy score, nats: where "copies" and "matters" begin (after 7)
 AGREE = 1e-9  # of sum |l|: trace, eigenvalues and diagonal are the same sum (section 7)
 
 # What the article leaves open; the first value of each comment is ours.
@@ -767,39 +767,45 @@ def compute_beyond(a: Analysis, results: dict) -> dict:
     z = common.attend(run.patterns[0], cen(run.x0) / run.scales[0], m.W_V[0])
     without = [run.readout(run.streams[-1] - common.write(z[h : h + 1], m.W_O[0, h : h + 1]))
                for h in range(len(z))]
-    loss, *removed = common.losses(run, [run.final, *without]).mean(-1).tolist()
+    loss = common.losses(run, [run.final, *without], per_token=True)  # [1 + head, batch, pos]
+    change = (loss[1:] - loss[0]).mean(-1) if len(run.tokens) > 1 else (loss[1:] - loss[0])[:, 0]
+    increase, se = change.mean(-1).tolist(), (change.std(-1) / change.shape[-1] ** 0.5).tolist()
     condition = common.eigenvector_condition(a.A, a.B).tolist()
     heads = []
     for h, both in enumerate(zip(results["sections"]["eigen"]["heads"],
                                  results["sections"]["copying"])):
         heads.append({
             "condition": condition[h] if math.isfinite(condition[h]) else None,
-            "loss_increase": removed[h] - loss, "copies": both[0]["copy_score"] > COPIES,
-            "matters": removed[h] - loss > MATTERS,
+            "loss_increase": increase[h], "loss_increase_se": se[h],
+            "copies": both[0]["copy_score"] > COPIES, "matters": increase[h] - 2 * se[h] > MATTERS,
             "disagree": [{"measures": what, "tokens": telling_tokens(a, h, kind)}
                          for what, kind, applies in DISAGREE if applies(both[0] | both[1])]})
-    return {"heads": heads, "loss_model": loss}
+    return {"heads": heads, "loss_model": loss[0].mean().item(), "n": change.shape[-1],
+            "n_of": "sequences" if len(run.tokens) > 1 else "tokens"}
 
 
 def print_beyond(r: dict, results: dict, log: common.Log) -> None:
     meta = results["meta"]
     log("== BEYOND THE ARTICLE: WHERE THE MEASURES OF COPYING DISAGREE, AND WHAT A HEAD IS WORTH")
     log(f"  loss of the model on the text ({meta['n_tokens']:,} tokens): {r['loss_model']:.3f} "
-        "nats per token; a head is removed with patterns and scales kept")
+        "nats per token; a head is removed with patterns and scales kept (+- standard error over "
+        f"{r['n']:,} {r['n_of']})")
     for h, x in enumerate(r["heads"]):
         condition = "infinite" if x["condition"] is None else f"{x['condition']:,.0f}"
         log(f"  head 0.{h}: condition number of the eigenvectors {condition} (1 if orthogonal); "
-            f"loss without it {x['loss_increase']:+.3f}")
+            f"loss without it {x['loss_increase']:+.3f} +- {x['loss_increase_se']:.3f}")
         for d in x["disagree"]:
             shown = ", ".join(f"{t['source']!r} {t['diagonal']:+.2f} (its own place {t['rank']:,}, "
                               f"first {t['first']!r})" for t in d["tokens"]) or "none tested"
             log(f"    {d['measures']}: {shown}")
-    for text, copies, matters in (("copies and matters", True, True), ("copies, hardly matters",
-                                  True, False), ("matters, does not copy", False, True)):
+    log(f"  copies: score above {COPIES}; matters: loss without it more than {MATTERS} up, by two "
+        "standard errors")
+    for text, copies, matters in (
+            ("copies and matters", True, True), ("copies, not shown to matter", True, False),
+            ("matters, does not copy", False, True)):
         heads = [f"0.{h}" for h, x in enumerate(r["heads"])
                  if (x["copies"], x["matters"]) == (copies, matters)]
-        log(f"  {text} (score above {COPIES}; loss without it above +{MATTERS}): "
-            f"{', '.join(heads) or 'none'}")
+        log(f"    {text}: {', '.join(heads) or 'none'}")
 
 
 # ------------------------------------------------------------------ the reader's own

@@ -590,16 +590,17 @@ def _predicting(run: FrozenRun, x: Float[Tensor, "... batch pos d"]) -> Tensor:
 
 
 @torch.no_grad()
-def losses(run: FrozenRun, readouts: list[Float[Tensor, "batch pos d_model"]]) -> Tensor:
+def losses(run: FrozenRun, readouts: list[Tensor], per_token: bool = False) -> Tensor:
     """Loss of each read-out stream, the mean of -log p(next token) over a sequence, in nats.
 
     loss = log sum_v exp(x W_U[:, v] + b_U[v]) - (x W_U[:, t] + b_U[t]), t the next token.
 
     Args:
-        readouts: run.readout(stream), or run.final for the model itself.
+        readouts: run.readout(stream) [batch, pos, d_model], or run.final for the model itself.
 
     Returns:
-        [len(readouts), batch] float64. Mean over batch is the mean over all predicted tokens.
+        [len(readouts), batch] float64; with per_token [.., pos - 1], not yet averaged. The mean
+        over batch is the mean over all predicted tokens.
 
     Cost: one unembedding each; a tile of ROWS x COLUMNS logits is all that exists at a time.
     """
@@ -609,8 +610,8 @@ def losses(run: FrozenRun, readouts: list[Float[Tensor, "batch pos d_model"]]) -
     for readout in readouts:
         x = _predicting(run, readout)
         loss = _log_normalizer(x, W_U, b_U) - (x * W_target).sum(1) - b_target
-        found.append(loss.double().view(len(run.tokens), -1).mean(1))
-    return torch.stack(found)
+        found.append(loss.double().view(len(run.tokens), -1))
+    return torch.stack(found) if per_token else torch.stack(found).mean(-1)
 
 
 @torch.no_grad()

@@ -96,15 +96,32 @@ def mean_attention(runs: list[dict], head: int, back: int) -> float:
 
 def loss(w: dict, runs: list[dict], without: int | None = None) -> float:
     """Mean of -log p(next token); one head's term taken away, the run's scales kept."""
-    total = []
+    return sum(map(sum, token_losses(w, runs, without))) / sum(len(r["ids"]) - 1 for r in runs)
+
+
+def loss_error(w: dict, runs: list[dict], without: int) -> float:
+    """Standard error of the loss without a head minus the loss: over runs, or one run's tokens."""
+    pairs = zip(token_losses(w, runs, without), token_losses(w, runs))
+    change = [[a - b for a, b in zip(*pair)] for pair in pairs]
+    samples = [sum(c) / len(c) for c in change] if len(change) > 1 else change[0]
+    mean = sum(samples) / len(samples)
+    variance = sum((x - mean) ** 2 for x in samples) / (len(samples) - 1)
+    return math.sqrt(variance / len(samples))
+
+
+def token_losses(w: dict, runs: list[dict], without: int | None = None) -> list[list[float]]:
+    """-log p(next token) of every run and position."""
+    found = []
     for run in runs:
+        total: list[float] = []
+        found.append(total)
         for i in range(len(run["ids"]) - 1):
             logits = run["logits"][i]
             if without is not None:
                 term = centred(run["added"][without][i] - w["b_V"][without] @ w["W_O"][without])
                 logits = logits - term @ w["W_U"] / run["scales"][i]
             total.append(-math.log(softmax(logits)[run["ids"][i + 1]]))
-    return sum(total) / len(total)
+    return found
 
 
 # ------------------------------------------------------------------ the two circuits, dense

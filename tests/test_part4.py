@@ -241,6 +241,8 @@ def wanted_extra(o, s) -> dict:
     out = {"loss": (s["beyond"]["loss_model"], loss)}
     for h, x in enumerate(s["beyond"]["heads"]):
         out[f"loss_increase.{h}"] = x["loss_increase"], o.loss(h) - loss
+        out[f"loss_error.{h}"] = (x["loss_increase_se"],
+                                  naive4.loss_error(o.w, o.runs, h))
         out[f"condition.{h}"] = x["condition"], o.condition(h)
         for i, t in enumerate(t for d in x["disagree"] for t in d["tokens"]):
             token = VOCABULARY.index(t["source"])
@@ -602,7 +604,8 @@ FAULTS = [
     (score_of_real_parts, {f"copy_score.{h}" for h in (0, 1, 2, 6)}),
     (rank_in_the_column, {"top.0"}),
     (condition_of_the_small_side, {f"condition.{h}" for h in range(8)}),
-    (removal_with_a_new_scale, {f"loss_increase.{h}" for h in range(8)}),
+    (removal_with_a_new_scale,
+     {f"{name}.{h}" for name in ("loss_increase", "loss_error") for h in range(8)}),
     (attention_one_place_off, {"on_text"}),
 ]
 
