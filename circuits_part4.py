@@ -137,8 +137,9 @@ def skipped(r: dict) -> str:
 
 
 def token_text(model, token: int) -> str:
-    """A token as text, its space with it."""
-    return model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    """A token as text, its space with it; bytes that are no whole character, by their name."""
+    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
 
 
 def token_id(model, word: str) -> int:
@@ -681,16 +682,16 @@ def head_claims(s: dict) -> dict:
     weights, text, lean = position["from_positions"], position["on_text"], position["lean"]
     name = lambda heads: [f"0.{h}" for h in heads]  # noqa: E731
     near = [h for h, x in enumerate(weights) if round(x[0] + x[1], 2) == 1]
-    same = [weights[h][0] for h in near] or [0.0]
+    same = [weights[h][0] for h in near]
     right = [x["positive"] / s["sizes"]["rank"] for x in heads]
     scores, drawn = [x["copy_score"] for x in heads], s["eigen"]["random"]["copy_score"]
     negative = [h for h, x in enumerate(scores) if x < 0]
     others = [max(x) for h, x in enumerate(text) if h not in lean]
     return {
         "positional": {"n_lean": len(lean), "present_or_previous": name(near),
-                       "same_min": min(same), "same_max": max(same)},
+                       "same_min": min(same, default=None), "same_max": max(same, default=None)},
         "on_text": {"one_back": name(h for h in lean if max(text[h]) == text[h][1]),
-                    "others_max": max(others, default=0.0),
+                    "others_max": max(others, default=None),
                     "copying_max": max(max(x[:2]) for h, x in enumerate(text) if h in RESTS)},
         "eigen": {"rest": s["eigen"]["check"]["n_tokens"] - s["sizes"]["rank"],
                   "above_0_7": sum(x > 0.7 for x in scores),
@@ -713,11 +714,11 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
     log(f"  of \"large\" and \"small\" the row of ' large' has {heads(r['large_raises'] or [])}; "
         f"its own word in the row of ' Paris': {form(r['paris_raises_itself'], 'd')}")
     log(f"  {p['n_lean']} heads lean on position; with all weight on the token itself and the one "
-        f"before: {heads(p['present_or_previous'])} (itself {p['same_min']:.2f} to "
-        f"{p['same_max']:.2f})")
+        f"before: {heads(p['present_or_previous'])} (itself "
+        f"{form(p['same_min'], '.2f')} to {form(p['same_max'], '.2f')})")
     log(f"  on text: leaning heads that put the most one back {heads(t['one_back'])}; heads that "
-        f"do not lean at most {t['others_max']:.3f}; {heads([f'0.{h}' for h in RESTS])} at most "
-        f"{t['copying_max']:.3f} on the token itself and the one before")
+        f"do not lean at most {form(t['others_max'], '.3f')}; {heads([f'0.{h}' for h in RESTS])} "
+        f"at most {t['copying_max']:.3f} on the token itself and the one before")
     log(f"  \"keep\": one ratio minus the other {form(k['ratio_difference'], '.1e')}; lowest word "
         f"minus median {form(k['lowest_above_median'], '+.2f')}; going minus the other "
         f"destinations {form(k['going_above_others'], '+.2f')}")

@@ -3,7 +3,7 @@
     python circuits_part4_toy.py
 
 Writes results/part4_toy.json (every number) and results/part4_toy_stdout.txt (the log). It reads
-no model and no text, and takes about three seconds, nearly all of them for starting PyTorch.
+no model and no text, and takes about two seconds, nearly all of them for starting PyTorch.
 
 Each example goes through the kernels of common.py that the real model goes through. The article
 writes M = P Q [out, source] for an OV circuit; the kernels take the factors of M^T [source, out].

@@ -435,7 +435,7 @@ def compute_claims(a: Analysis, results: dict) -> dict:
         "column": {
             "head": f"0.{column}",
             "others_max": max((m[h] for m in means.values() for h in columns if h != column),
-                              default=0.0),
+                              default=None),
             "n_above": sum(row[column] > threshold for k in "QK" for row in c[k]["scores"]),
             **{f"{k}_mean_above_baseline": m[column] - c["baseline"]["mean"]
                for k, m in means.items()},
@@ -458,7 +458,8 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
         f"{r['previous_token_head']}; induction head {r['induction']['top']}, no other above "
         f"{r['induction']['others_max']:.2f}")
     log(f"  layer-0 head with the highest mean Q- and K-composition: {c['head']}; no other above "
-        f"{c['others_max']:.3f}; its pairs above the threshold: {c['n_above']}")
+        f"{'-' if c['others_max'] is None else format(c['others_max'], '.3f')}; its pairs above "
+        f"the threshold: {c['n_above']}")
     log(f"  without its K term alone {c['n_changed']} layer-1 heads change by {SIX[0]} to {SIX[1]} "
         f"(the six that change most: {c['six_min']:.2f} to {c['six_max']:.2f})")
     log(f"  without K terms or without Q terms the first six layer-1 heads change by "

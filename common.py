@@ -165,11 +165,8 @@ def _official_name(name: str) -> str:
 
 
 def hub_answers() -> bool:
-    """Whether the Hugging Face hub answers; where it does not, its libraries are told so.
-
-    Asked before transformers, datasets and TransformerLens are imported, since they read the
-    setting at import, and try for long what cannot succeed.
-    """
+    """Whether the Hugging Face hub answers; where it does not, its libraries are told so, before
+    they are imported: they read the setting then, and try for long what cannot succeed."""
     import huggingface_hub.constants
 
     if not huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -356,7 +353,9 @@ def load_tokens(
                         f"take {n_rows * per_row:,}: take "
                         + (f"--tokens {enough} or " if enough else "") + "a longer text")
     bos = model.tokenizer.bos_token_id
-    if bos is None or bos in ids:
+    if bos is None:
+        raise UserError(f"the tokenizer of {name} has no start token: add bos_token to its files")
+    if bos in ids:
         raise UserError(f"{text_file or 'WikiText-2'} contains the start token of {name} as text: "
                         "take another text")
     rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]
@@ -378,6 +377,8 @@ def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[i
             part = text[:n_chars]
         else:
             try:
+                if pathlib.Path(text_file).is_fifo():  # could be read only once
+                    raise UserError(f"--text {text_file} is not a regular file: save it as one")
                 with open(text_file, encoding="utf-8", newline="") as f:
                     part = f.read(n_chars)
             except (OSError, UnicodeDecodeError) as e:
@@ -607,8 +608,7 @@ def losses(run: FrozenRun, readouts: list[Tensor], per_token: bool = False) -> T
     W_U, b_U, targets = run.model.W_U, run.model.b_U, run.tokens[:, 1:].flatten()
     W_target, b_target = W_U[:, targets].T, b_U[targets]
     found = []
-    for readout in readouts:
-        x = _predicting(run, readout)
+    for x in (_predicting(run, readout) for readout in progress(readouts, "losses")):
         loss = _log_normalizer(x, W_U, b_U) - (x * W_target).sum(1) - b_target
         found.append(loss.double().view(len(run.tokens), -1))
     return torch.stack(found) if per_token else torch.stack(found).mean(-1)
@@ -867,10 +867,9 @@ class Parser(argparse.ArgumentParser):
 
 def whole_number(text: str) -> int:
     """For argparse: from 0 to 2^31 - 1, more than any size or seed needs."""
-    n = int(text)
-    if not 0 <= n < 2**31:
-        raise ValueError
-    return n
+    if not (text.isascii() and text.isdigit() and int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**31 - 1}")
+    return int(text)
 
 
 def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:

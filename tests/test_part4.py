@@ -447,6 +447,37 @@ def test_a_broken_trace_stops_the_script(model, monkeypatch):
         part4.compute_eigen(a, {})
 
 
+@pytest.mark.parametrize("share, stops", [(5e-9, True), (5e-10, False)])
+@pytest.mark.parametrize("what", ["eigenvalues", "diagonal"])
+def test_how_near_the_three_sums_must_be(model, monkeypatch, what, share, stops):
+    """1e-9 of sum |l|, for the eigenvalues and for the diagonal alike."""
+    a, original = analyse(model), common.circuit_eigenvalues
+    size = original(a.A, a.B)[0].abs().sum(-1)
+    if what == "diagonal":
+        moved = a.diagonal.clone()
+        moved[:, 0] += share * size
+        monkeypatch.setitem(a.__dict__, "diagonal", moved)
+    else:
+        def moved_eigenvalues(A, B):
+            values, trace = original(A, B)
+            values[..., 0] += share * values.abs().sum(-1)
+            return values, trace
+        monkeypatch.setattr(common, "circuit_eigenvalues", moved_eigenvalues)
+    if stops:
+        with pytest.raises(common.UserError, match=f"the sum of the {what}"):
+            part4.compute_eigen(a, {})
+    else:
+        part4.compute_eigen(a, {})
+
+
+def test_the_piece_is_of_head_0(model, oracle, monkeypatch):
+    seen, original = [], torch.linalg.eigvals
+    monkeypatch.setattr(torch.linalg, "eigvals", lambda m: (seen.append(m), original(m))[1])
+    n = part4.compute_eigen(analyse(model), {})["check"]["n_tokens"]
+    piece = next(m for m in seen if m.shape == (n, n))
+    np.testing.assert_allclose(piece, oracle.ov[0][:n, :n], rtol=1e-9, atol=1e-11)
+
+
 def test_real_and_complex_are_told_apart_by_the_threshold():
     values = torch.tensor([1 + 1e-7j, 1 - 1e-7j, 1 + 1e-5j, 1 - 1e-5j, 1e-7 + 1j, -2],
                           dtype=torch.cdouble)
@@ -873,6 +904,27 @@ def test_tokens_and_seq_len(folder, tmp_path):
     assert (results["meta"]["n_tokens"], results["meta"]["seq_len"]) == (60, 20)
     results, _ = run_main(folder, tmp_path / "2", "--tokens", "30")
     assert (results["meta"]["n_tokens"], results["meta"]["seq_len"]) == (30, 30)
+
+
+def test_the_text_is_a_thousand_tokens(tmp_path):
+    sizes = SIZES | dict(n_ctx=1100)
+    folder = tiny.folder(tmp_path / "long", sizes)
+    TOKENIZER.save_pretrained(folder)
+    (folder / "text.txt").write_text(text_of_all_words() * 30, encoding="utf-8")
+    meta = run_main(folder, tmp_path / "out")[0]["meta"]
+    assert meta["n_tokens"] == meta["seq_len"] == 1000
+
+
+def test_seed_and_dtype_reach_the_numbers(folder, tmp_path):
+    drawn = [run_main(folder, tmp_path / seed, "--seed", seed)[0]["sections"]["eigen"]["random"]
+             for seed in "01"]
+    assert drawn[0]["copy_score"] != drawn[1]["copy_score"]
+    runs = (run_main(folder, tmp_path / d, "--dtype", d)[0] for d in ("float32", "float64"))
+    single, double = (results["sections"]["at_work"]["ralph"] for results in runs)
+    pushes = np.array(double["pushes"])
+    np.testing.assert_allclose(single["pushes"], pushes, rtol=1e-3, atol=1e-4)
+    assert all(np.float32(x) == x for x in single["pushes"])
+    assert any(np.float32(x) != x for x in pushes)
 
 
 def test_value_biases_are_a_loading_choice(folder, tmp_path, monkeypatch):

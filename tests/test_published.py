@@ -276,9 +276,13 @@ KEYS = {(part, key) for part in PARTS for key in
         + [p["beside"] for p in FILES[part]["paper"]]}
 
 
+# The key is there; a random model just has no head that rests on the two nearest tokens.
+NONE_WITHOUT_SUCH_HEADS = ("claims.positional.same_min", "claims.positional.same_max")
+
+
 @pytest.mark.parametrize("part, key", sorted(KEYS))
 def test_every_key_is_one_of_a_run(sections, part, key):
-    assert at(sections[part], key) is not None
+    assert at(sections[part], key) is not None or key in NONE_WITHOUT_SUCH_HEADS
 
 
 def any_length(entry: dict) -> bool:
