@@ -339,8 +339,8 @@ def load_tokens(
         raise UserError(f"--seq-len {seq_len} is longer than the context of {name}, "
                         f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
     if seq_len < 3 or n_tokens < seq_len:
-        raise UserError(f"--tokens {n_tokens} and --seq-len {seq_len} make no sequence: a sequence "
-                        "has 3 tokens or more, and --tokens holds at least one sequence")
+        raise UserError(f"--tokens {n_tokens} in sequences of {seq_len} makes none: a sequence has "
+                        "3 tokens or more (--seq-len), and --tokens holds at least one")
     n_rows, per_row = n_tokens // seq_len, seq_len - bos_counted
     if n_rows * seq_len != n_tokens:
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
@@ -667,7 +667,7 @@ def logit_difference(run: FrozenRun, stream: Float[Tensor, "batch pos d_model"])
     {max_abs_diff, min, max}, the largest difference and the range of the model's logits."""
     ours, model = run.readout(stream).flatten(0, 1), run.final.flatten(0, 1)
     worst, low, high = 0.0, torch.inf, -torch.inf
-    for rows in _tiles(len(model), ROWS):
+    for rows in progress(_tiles(len(model), ROWS), "logits compared"):
         logits = run.model.unembed(model[rows][None])[0]
         low, high = min(low, logits.min().item()), max(high, logits.max().item())
         diff = logits.sub_(torch.addmm(run.model.b_U, ours[rows], run.model.W_U))
@@ -826,7 +826,7 @@ def self_rank(
     self" rank <= 5). Cost: head x source x n x d_head; `block` rows of n entries at a time.
     """
     ranks = torch.empty(len(A), len(sources), dtype=torch.int64)
-    for a, b, rank in zip(A, B.double(), ranks):
+    for a, b, rank in progress([*zip(A, B.double(), ranks)], "places of tokens"):
         longest = b.norm(dim=0).max()
         for i in range(0, len(sources), block):
             ids = sources[i : i + block].to(a.device)

@@ -475,7 +475,7 @@ OPTIONS = {
     "--dtype bfloat16": ["--dtype", "float32", "float64"],
     "--tokens many": ["--tokens", "many"],
     "--tokens 170.0": ["--tokens", "170.0"],
-    "--tokens 16": ["--tokens 16", "--seq-len 17"],
+    "--tokens 16": ["--tokens 16", "sequences of 17", "--seq-len"],
     "--tokens 0": ["--tokens"],
     "--tokens -170": ["--tokens"],
     "--tokens 99999999999999999999": ["--tokens"],

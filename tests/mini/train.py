@@ -59,7 +59,8 @@ def sentences(text: str) -> set[int]:
 
 def split_books(books: list[pathlib.Path]) -> tuple[list, list, list]:
     """The books to train on, the held-out ones, and those dropped for sharing their sentences."""
-    held_out = books[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
+    every = min(HELD_OUT_EVERY, len(books))
+    held_out = books[every // 2 :: every]
     kept_apart = set().union(*(sentences(b.read_text(encoding="utf-8")) for b in held_out))
     train, dropped = [], []
     for book in books:
@@ -93,8 +94,8 @@ def prepare(corpus: pathlib.Path, work: pathlib.Path) -> dict:
     listing = work / "corpus.json"
     if not listing.exists():
         books = sorted(corpus.glob("*.txt"))
-        if len(books) < HELD_OUT_EVERY:
-            sys.exit(f"train.py: {corpus} has {len(books)} .txt files; it takes {HELD_OUT_EVERY}")
+        if len(books) < 2:
+            sys.exit(f"train.py: {corpus} has {len(books)} .txt files; it takes 2, one to hold out")
         train, held_out, dropped = split_books(books)
         tok = train_tokenizer(train[::2])
         tok.save(str(work / "tokenizer.json"))
@@ -346,7 +347,8 @@ def training_log(args, data: dict, progress: list[str], figures: list[str]) -> s
         f"mini-{args.layers}l: {args.layers} layer(s), d_model {D_MODEL}, {N_HEADS} heads of "
         f"{D_HEAD}, context {N_CTX}, {D_VOCAB} tokens",
         f"made by: python tests/mini/train.py CORPUS --layers {args.layers} --steps {args.steps} "
-        f"--seed {args.seed}{' --bf16' if args.bf16 else ''}",
+        f"--seed {args.seed} --report {args.report}{' --bf16' if args.bf16 else ''}"
+        + "".join(f"; {line}" for line in progress if line.startswith("resumed")),
         f"tokens seen: {args.steps * BATCH * N_CTX:,} of {len(data['train_ids']):,} in the corpus; "
         f"batches of {BATCH} x {N_CTX}; {versions}; {'bfloat16' if args.bf16 else 'float32'}",
         f"learning rates: AdamW {LR} (betas {BETAS}), Muon {LR_MUON} (attention matrices); warm-up "
@@ -388,7 +390,7 @@ def main() -> None:
 
     data = prepare(args.corpus, args.work)
     if not args.evaluate_only:
-        log(f"{args.layers} layers, {len(data['train_ids']):,} training tokens, "
+        log(f"{args.layers} layer(s), {len(data['train_ids']):,} training tokens, "
             f"{len(data['held_out_ids']):,} held out")
         export(train(args, data, log), args.layers, args.work, out)
     figures = evaluate(out, args.layers, data["held_out_ids"])
