@@ -865,6 +865,10 @@ SECTIONS = [
     ("reader", compute_reader, print_reader),
 ]
 
+FIGURES = [  # file name, section, plot
+]
+SCRIPT = common.Script("circuits_part4.py", SECTIONS, FIGURES, PUBLISHED_MODEL)
+
 
 def parse(argv: list[str] | None):
     p = common.parser(__doc__, PUBLISHED_MODEL, TEXT_TOKENS, TEXT_TOKENS)
@@ -884,6 +888,8 @@ def parse(argv: list[str] | None):
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
+    if done := common.without_model(SCRIPT, args):
+        return done
     processing = common.PROCESSING | {"fold_value_biases": CHOICES["fold_value_biases"]}
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
                                       processing)
@@ -891,14 +897,13 @@ def main(argv: list[str] | None = None) -> dict:
     n_tokens = one if args.tokens is None else args.tokens
     tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
                                       default_len=min(TEXT_TOKENS, n_tokens))
-    out = common.results_dir(args, PUBLISHED_MODEL)
     a = Analysis(
         run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
         B=model.W_O[0].double() @ model.W_U.double(), meta=text, choices=CHOICES, seed=args.seed,
         sample=source["model"] == "mini-1l", sources=tuple(args.source),
         prompt=(args.prompt, args.next) if args.next is not None else None)
-    meta = common.run_meta("circuits_part4.py", source, text, args, CHOICES)
-    return common.run_sections(SECTIONS, meta | {"processing": processing}, out, "part4", a)
+    meta = common.run_meta(SCRIPT.file, source, text, args, CHOICES) | {"processing": processing}
+    return common.run_sections(SCRIPT, meta, args, a)
 
 
 if __name__ == "__main__":

@@ -261,9 +261,13 @@ SECTIONS = [
     ("sizes", compute_sizes, print_sizes),
 ]
 
+FIGURES = [  # file name, section, plot
+]
+SCRIPT = common.Script("circuits_part4_toy.py", SECTIONS, FIGURES)
+
 
 def main(argv: list[str] | None = None) -> dict:
-    return common.run_toy(SECTIONS, __doc__, "circuits_part4_toy.py", argv)
+    return common.run_toy(SCRIPT, __doc__, argv)
 
 
 if __name__ == "__main__":

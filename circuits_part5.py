@@ -478,20 +478,25 @@ SECTIONS = [
     ("claims", compute_claims, print_claims),
 ]
 
+FIGURES = [  # file name, section, plot
+]
+SCRIPT = common.Script("circuits_part5.py", SECTIONS, FIGURES, PUBLISHED_MODEL)
+
 
 def main(argv: list[str] | None = None) -> dict:
     args = common.parser(__doc__, PUBLISHED_MODEL, N_TOKENS, CHOICES["seq_len"]).parse_args(argv)
+    if done := common.without_model(SCRIPT, args):
+        return done
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
     tokens, text = common.load_tokens(
         model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
         args.seq_len, CHOICES["bos_counted"], CHOICES["join"], CHOICES["keep_blank"],
         default_len=CHOICES["seq_len"])
     choices = CHOICES | {"seq_len": tokens.shape[1] - (not CHOICES["bos_counted"])}
-    out = common.results_dir(args, PUBLISHED_MODEL)
     run = common.freeze(model, tokens)
     a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
-    meta = common.run_meta("circuits_part5.py", source, text, args, choices)
-    return common.run_sections(SECTIONS, meta, out, "part5", a)
+    meta = common.run_meta(SCRIPT.file, source, text, args, choices)
+    return common.run_sections(SCRIPT, meta, args, a)
 
 
 if __name__ == "__main__":

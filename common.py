@@ -286,8 +286,9 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
     return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def wikitext(join: str = "\n\n", keep_blank: bool = True) -> str:
-    """The WikiText-2 test split, its rows joined; checked against the split's known content."""
+def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
+    """The WikiText-2 test split, its rows joined, and the SHA-256 of the rows alone: that of the
+    split's known content, WIKITEXT_SHA256, or there is a warning."""
     hub_answers()
     import datasets
 
@@ -298,10 +299,11 @@ def wikitext(join: str = "\n\n", keep_blank: bool = True) -> str:
         raise UserError(f"{WIKITEXT[0]} {WIKITEXT[1]} is not in the cache "
                         f"{datasets.config.HF_DATASETS_CACHE} and the hub does not answer: "
                         "connect once, or name a text with --text FILE") from None
-    if len(rows) != WIKITEXT_ROWS or sha256("".join(rows)) != WIKITEXT_SHA256:
+    rows_sha256 = sha256("".join(rows))
+    if len(rows) != WIKITEXT_ROWS or rows_sha256 != WIKITEXT_SHA256:
         notice("warning: the WikiText-2 test split here is not the one this was made with; "
                "the losses cannot be compared with the published ones")
-    return join.join(r for r in rows if keep_blank or r.strip())
+    return join.join(r for r in rows if keep_blank or r.strip()), rows_sha256
 
 
 def load_tokens(
@@ -328,7 +330,8 @@ def load_tokens(
         join, keep_blank: how the rows of WikiText become one text.
 
     Returns:
-        the ids, and {n_tokens, seq_len, text, text_sha256, token_ids_sha256}.
+        the ids, and {n_tokens, seq_len, text, text_sha256, rows_sha256 (None for a file),
+        token_ids_sha256}.
 
     Raises:
         UserError: text too short, rows longer than the context, unreadable file.
@@ -346,7 +349,7 @@ def load_tokens(
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
     if text_file is None and name in BUNDLED:
         text_file = str(MINI / "sample.txt")
-    ids, text_hash = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
+    ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
     if len(ids) < n_rows * per_row:
         enough = len(ids) // per_row * seq_len
         raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows} sequences "
@@ -362,15 +365,15 @@ def load_tokens(
     flat = " ".join(str(i) for row in rows for i in row)
     meta = {"n_tokens": n_rows * len(rows[0]), "seq_len": len(rows[0]),
             "text": pathlib.Path(text_file).name if text_file else "/".join(WIKITEXT),
-            "text_sha256": text_hash, "token_ids_sha256": sha256(flat)}
+            "token_ids_sha256": sha256(flat), **hashes}
     return torch.tensor(rows, device=model.cfg.device), meta
 
 
-def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], str]:
-    """At least n_needed ids from the start of the text if it has them, and the text's hash.
+def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], dict]:
+    """At least n_needed ids from the start of the text if it has them, and the text's hashes.
 
     A tokenizer decides word by word: a prefix has the ids of the whole but for its last word."""
-    text = wikitext(join, keep_blank) if text_file is None else None
+    text, rows_sha256 = (None, None) if text_file else wikitext(join, keep_blank)
     n_chars = 16 * n_needed + 4096
     while True:
         if text_file is None:
@@ -386,7 +389,8 @@ def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[i
                 raise UserError(f"cannot read --text {text_file}: {cause}") from None
         ids = encode(model, part)
         if len(part) < n_chars or len(ids) >= n_needed + 64:
-            return ids[:n_needed], sha256(pathlib.Path(text_file) if text is None else text)
+            whole = sha256(pathlib.Path(text_file) if text is None else text)
+            return ids[:n_needed], {"text_sha256": whole, "rows_sha256": rows_sha256}
         n_chars *= 4
 
 
@@ -837,6 +841,90 @@ def self_rank(
     return ranks
 
 
+# ==================================================================================== Figures
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
+SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"  # colour-blind safe, as COLOURS (Okabe and Ito) are
+STYLE = {
+    "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10,
+    "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "figure.titlesize": 12,
+    "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200,
+    "image.interpolation": "nearest", "svg.hashsalt": "circuits",  # the same file every time
+    "text.parse_math": False,  # a token may be "$$"
+}
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **subplots):
+    """A Figure of width x height inches whose parts keep clear of each other, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **subplots)
+
+
+@functools.cache
+def _drawable() -> frozenset[int]:
+    from matplotlib import font_manager
+
+    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+
+
+def label(token: str) -> str:
+    """A token in quotes for a figure: what is no printable sign of its font is written as Python
+    escapes it, so that no token can break the figure."""
+    plain = (c if c.isprintable() and ord(c) in _drawable() else ascii(c)[1:-1] for c in token)
+    return f"'{''.join(plain)}'"
+
+
+def heat_map(ax, values, rows: list[str], columns: list[str], bar: str, digits: int | None = 2,
+             limits: tuple[float, float] | None = None, diverging: bool = False):
+    """values [row, column] as coloured cells with their numbers in them (digits None: without),
+    and a colour bar with the label `bar`. Diverging scales are centred on zero."""
+    import numpy as np
+
+    values = np.asarray(values, dtype=float)
+    if limits is None:
+        limits = (values.min(), values.max()) if not diverging else (-abs(values).max(), 0)
+    low, high = (-max(map(abs, limits)), max(map(abs, limits))) if diverging else limits
+    image = ax.imshow(values, cmap=DIVERGING if diverging else SEQUENTIAL, vmin=low, vmax=high,
+                      aspect="auto")
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(rows)), rows)
+    for (i, j), v in np.ndenumerate(values) if digits is not None else ():
+        r, g, b, _ = image.cmap(image.norm(v))
+        dark = 0.299 * r + 0.587 * g + 0.114 * b < 0.5
+        ax.text(j, i, f"{v:.{digits}f}", ha="center", va="center", fontsize=7,
+                color="white" if dark else "black")
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    return ax.figure.colorbar(image, ax=ax, label=bar)
+
+
+def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Draw a script's figures from its results, each as PNG and SVG, whole or not at all."""
+    import matplotlib
+
+    wrote, file = [], folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(STYLE):
+            for stem, section, plot in progress(script.figures, "figures"):
+                figure = plot(results["sections"][section], results)
+                for suffix, no in (("png", "Software"), ("svg", "Date")) if figure else ():
+                    file = folder / f"{stem}.{suffix}"
+                    part = file.with_name(f".{file.name}.part")
+                    figure.savefig(part, format=suffix, metadata={no: None})
+                    os.replace(part, file)
+                    wrote.append(file)
+    except OSError as e:
+        raise UserError(f"cannot write {file}: {e.strerror}; take --no-figures, or name another "
+                        "folder with --out DIR") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        raise UserError(f"these results have not what {stem} draws ({_cause(e)}): run python "
+                        f"{script.file} anew") from None
+    return wrote
+
+
 # ===================================================================================== Report
 
 
@@ -885,16 +973,45 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
     p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, BOS counted "
                    f"(default {seq_len}, or the model's context where that is shorter)")
     p.add_argument("--seed", type=whole_number, default=0, help="of the random draws (default 0)")
-    p.add_argument("--out", metavar="DIR", type=pathlib.Path,
-                   help="where results go (default results/, or results/<model>/ for other models)")
-    p.add_argument("--no-figures", action="store_true", help="write no figures")
+    output_options(p, "results/ and figures/, with /<model> for other models")
     return p
+
+
+def output_options(p: Parser, default: str) -> None:
+    """What all scripts do with results: where they go, their figures."""
+    p.add_argument("--out", metavar="DIR", type=pathlib.Path,
+                   help=f"where results go, figures to DIR/figures (default {default})")
+    p.add_argument("--no-figures", action="store_true", help="write no figures")
+    p.add_argument("--figures-only", action="store_true",
+                   help="draw them again from the results that are there, without a model")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the shared options need to know of a script."""
+
+    file: str  # circuits_part5.py: its results are part5.json, published/part5.json what it checks
+    sections: list  # (name, compute, print) in the order of the log
+    figures: list  # (file name, section, plot); plot(section, results) gives a Figure, or None
+    model: str = ""  # the published one; a toy has none
+
+    @property
+    def stem(self) -> str:
+        return self.file.removeprefix("circuits_").removesuffix(".py")
+
+
+def output_dirs(args: argparse.Namespace, published: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Where results go, and where figures go."""
+    if args.out:
+        return args.out, args.out / "figures"
+    folder = "mini" if args.model in BUNDLED else pathlib.Path(args.model).resolve().name
+    folder = "" if args.model == published else folder
+    return HERE / "results" / folder, HERE / "figures" / folder
 
 
 def results_dir(args: argparse.Namespace, published: str) -> pathlib.Path:
     """The folder for results, made if need be; UserError where it cannot be written to."""
-    folder = "mini" if args.model in BUNDLED else pathlib.Path(args.model).resolve().name
-    out = args.out or HERE / "results" / ("" if args.model == published else folder)
+    out = output_dirs(args, published)[0]
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".writable"
@@ -944,27 +1061,63 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
     return list(files)
 
 
-def run_sections(sections: list, meta: dict, out: pathlib.Path, stem: str, *analysis) -> dict:
-    """Compute and print each (name, compute, print) in turn, write the results, return them: with
-    an analysis compute(analysis, results), print(section, results, log); the toys have neither."""
-    results: dict = {"meta": meta, "sections": {}}
-    given, log = (results,) if analysis else (), Log()
-    for name, compute, show in sections:
-        results["sections"][name] = compute(*analysis, *given)
-        show(results["sections"][name], *given, log)
-    notice("wrote " + ", ".join(str(p) for p in write_results(out, stem, results, log)))
+def read_results(file: pathlib.Path, script: Script) -> dict:
+    """A results file of this script; UserError if it is none, or holds what is not finite."""
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        of = results["meta"]["script"]
+        bad = None if isinstance(results["sections"], dict) else "its sections are no table"
+        bad = bad or next(not_finite(results), None)
+    except OSError as e:
+        raise UserError(f"cannot read {file}: {e.strerror}; python {script.file} makes it"
+                        ) from None
+    except (ValueError, LookupError, TypeError, RecursionError) as e:
+        raise UserError(f"{file} is not a whole results file ({_cause(e)}): python {script.file} "
+                        "makes it anew") from None
+    if bad or of != script.file:
+        why = f"{bad} is no finite number" if bad else f"it is of {of}"
+        raise UserError(f"{file} is not a results file of {script.file}: {why}; that script makes "
+                        "it anew")
     return results
 
 
-def run_toy(sections: list, description: str, script: str, argv: list[str] | None) -> dict:
-    """The main of a toy script: no model, only --out. Results and log are named after it."""
+def without_model(script: Script, args: argparse.Namespace) -> dict | None:
+    """Do what needs results alone, --figures-only; None where the script itself has to run."""
+    if not args.figures_only:
+        return None
+    out, figures = output_dirs(args, script.model)
+    results = read_results(out / f"{script.stem}.json", script)
+    notice(f"wrote {len(draw(script, results, figures))} files to {figures}")
+    return results
+
+
+def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis) -> dict:
+    """Compute and print each section in turn, write the results, draw the figures; returns them.
+
+    With an analysis compute(analysis, results), print(section, results, log); a toy has neither.
+    """
+    out, figures = results_dir(args, script.model), output_dirs(args, script.model)[1]
+    results: dict = {"meta": meta, "sections": {}}
+    given, log = (results,) if analysis else (), Log()
+    for name, compute, show in script.sections:
+        results["sections"][name] = compute(*analysis, *given)
+        show(results["sections"][name], *given, log)
+    wrote = ", ".join(str(p) for p in write_results(out, script.stem, results, log))
+    if script.figures and not args.no_figures:
+        wrote += f", and {len(draw(script, results, figures))} files to {figures}"
+    notice(f"wrote {wrote}")
+    return results
+
+
+def run_toy(script: Script, description: str, argv: list[str] | None) -> dict:
+    """The main of a toy script: no model, only what comes out."""
     p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--out", metavar="DIR", type=pathlib.Path, help="default results/")
+    output_options(p, "results/ and figures/")
     p.set_defaults(model="")
+    args = p.parse_args(argv)
     versions = {"torch": torch.__version__, "python": platform.python_version()}
-    meta = {"script": script, "dtype": "float64", "versions": versions}
-    stem = script.removeprefix("circuits_").removesuffix(".py")
-    return run_sections(sections, meta, results_dir(p.parse_args(argv), ""), stem)
+    meta = {"script": script.file, "dtype": "float64", "versions": versions}
+    return without_model(script, args) or run_sections(script, meta, args)
 
 
 def not_finite(value, key: str = "results"):
