@@ -15,6 +15,7 @@ the article's lines from them. Expanded circuits stay factored: a row or a colum
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import sys
@@ -38,16 +39,17 @@ N_RANDOM = 20  # random heads (section 7)
 COPIES, MATTERS = 0.7, 0.01  # copy score, nats: where "copies" and "matters" begin (after 7)
 AGREE = 1e-9  # of sum |l|: trace, eigenvalues and diagonal are the same sum (section 7)
 
-# What the article leaves open; the first value of each comment is ours.
-CHOICES = {
-    "table_layernorm": "none",  # "none" | "QK" | "QK and OV": LayerNorm of W_E in the tables
-    "qk_scaled": False,  # False | True: 1 / sqrt(d_head) in the QK tables
-    "position_layernorm": True,  # True | False: of W_pos
-    "position_scaled": True,  # True | False: 1 / sqrt(d_head)
-    "position_biases": True,  # True | False: b_Q and b_K
-    "random_heads": "factors",  # "factors" | "all" | "head": what of a random head is Gaussian
-    "fold_value_biases": True,  # True | False: False leaves b_V in the values, and in the pushes
+# What the article leaves open; the first value is ours (--sweep tries the others).
+OPEN = {
+    "table_layernorm": ["none", "QK", "QK and OV"],  # LayerNorm of W_E in the tables
+    "qk_scaled": [False, True],  # 1 / sqrt(d_head) in the QK tables
+    "position_layernorm": [True, False],  # of W_pos
+    "position_scaled": [True, False],  # 1 / sqrt(d_head)
+    "position_biases": [True, False],  # b_Q and b_K
+    "fold_value_biases": [True, False],  # False leaves b_V in the values, and in the pushes
+    "random_heads": ["factors", "all", "head"],  # what of a random head is Gaussian
 }
+CHOICES = {name: values[0] for name, values in OPEN.items()}
 
 # The rows of the article; " two" is ours, after the paper's.
 ROWS = [(0, " perfect"), (0, " Ralph"), (0, " large"), (6, " couldn"), (7, " Paris"), (0, " two")]
@@ -867,7 +869,14 @@ SECTIONS = [
 
 FIGURES = [  # file name, section, plot
 ]
-SCRIPT = common.Script("circuits_part4.py", SECTIONS, FIGURES, PUBLISHED_MODEL)
+TABLES = {"skip_trigrams", "positional", "keep"}
+SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
+    {"table_layernorm": TABLES, "qk_scaled": TABLES},
+    dict.fromkeys(("position_layernorm", "position_scaled", "position_biases"), {"positional"}),
+    {"fold_value_biases": {"sizes", "at_work", "positional", "keep"}},
+    {"random_heads": {"eigen"}},
+]
+SCRIPT = common.Script("circuits_part4.py", SECTIONS, FIGURES, PUBLISHED_MODEL, SWEEPS)
 
 
 def parse(argv: list[str] | None):
@@ -890,19 +899,31 @@ def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     if done := common.without_model(SCRIPT, args):
         return done
-    processing = common.PROCESSING | {"fold_value_biases": CHOICES["fold_value_biases"]}
-    model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
-                                      processing)
-    one = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
-    n_tokens = one if args.tokens is None else args.tokens
-    tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
-                                      default_len=min(TEXT_TOKENS, n_tokens))
-    a = Analysis(
-        run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
-        B=model.W_O[0].double() @ model.W_U.double(), meta=text, choices=CHOICES, seed=args.seed,
-        sample=source["model"] == "mini-1l", sources=tuple(args.source),
-        prompt=(args.prompt, args.next) if args.next is not None else None)
-    meta = common.run_meta(SCRIPT.file, source, text, args, CHOICES) | {"processing": processing}
+
+    @functools.lru_cache(maxsize=1)
+    def prepare(fold_value_biases: bool) -> dict:
+        """What no other choice changes."""
+        processing = common.PROCESSING | {"fold_value_biases": fold_value_biases}
+        model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
+                                          processing)
+        one = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
+        n_tokens = one if args.tokens is None else args.tokens
+        tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
+                                          default_len=min(TEXT_TOKENS, n_tokens))
+        meta = common.run_meta(SCRIPT.file, source, text, args, {}) | {"processing": processing}
+        return dict(
+            run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
+            B=model.W_O[0].double() @ model.W_U.double(), meta=meta, seed=args.seed,
+            sample=source["model"] == "mini-1l", sources=tuple(args.source),
+            prompt=(args.prompt, args.next) if args.next is not None else None)
+
+    def analyse(choices: dict) -> tuple[Analysis, dict]:
+        a = Analysis(choices=choices, **prepare(choices["fold_value_biases"]))
+        return a, a.meta | {"choices": choices}
+
+    if args.sweep:
+        return common.sweep(SCRIPT, args, analyse, OPEN)
+    a, meta = analyse(CHOICES)
     return common.run_sections(SCRIPT, meta, args, a)
 
 

@@ -12,6 +12,7 @@ the article's lines from them.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from dataclasses import dataclass
@@ -29,17 +30,18 @@ LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (s
 N_BASELINE = 200  # pairs of random matrices (section 4)
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
 
-# What the article leaves open; the first value of each comment is ours.
-CHOICES = {
-    "seq_len": 256,  # 256 | 128 | 512 | 1024: tokens of a sequence
-    "bos_counted": True,  # True | False: the start token is one of them
-    "join": "\n\n",  # "\n\n" | "\n" | "": between the rows of WikiText
-    "keep_blank": True,  # True | False: blank rows of WikiText
-    "bias_is_moved": False,  # False | True: b_O(0) counts as moved by layer 0
-    "median": "middle two",  # "middle two" | "lower": of the 64 removal losses
-    "distinct_places": False,  # False | True: virtual patterns over rows i >= 3 only
-    "induction_ids": 50,  # 50 | 20 | 100 | 200: random tokens before they repeat
+# What the article leaves open; the first value is ours (--sweep tries the others).
+OPEN = {
+    "seq_len": [256, 128, 512, 1024],  # tokens of a sequence
+    "bos_counted": [True, False],  # the start token is one of them
+    "join": ["\n\n", "\n", ""],  # between the rows of WikiText
+    "keep_blank": [True, False],  # blank rows of WikiText
+    "distinct_places": [False, True],  # virtual patterns over rows i >= 3 only
+    "bias_is_moved": [False, True],  # b_O(0) counts as moved by layer 0
+    "median": ["middle two", "lower"],  # of the 64 removal losses
+    "induction_ids": [50, 20, 100, 200],  # random tokens before they repeat
 }
+CHOICES = {name: values[0] for name, values in OPEN.items()}
 
 
 @dataclass(frozen=True)
@@ -466,6 +468,73 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
         f"{r['heads_1_0_to_1_5']['tv_min']:.2f} to {r['heads_1_0_to_1_5']['tv_max']:.2f}")
 
 
+# ------------------------------------------------------------------ beyond the article
+
+CHANGES = 0.1  # total variation; without its K term, a pair that changes a pattern more is causal
+
+
+def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None:
+    """Spearman's correlation of two maps [h2][h1]; equal values share their mean rank. None where
+    one of the two is constant."""
+    ranks = []
+    for v in (torch.tensor(x, dtype=torch.float64).flatten(), torch.tensor(y).double().flatten()):
+        below, equal = (v[:, None] > v).sum(1), (v[:, None] == v).sum(1)
+        rank = below + (equal + 1) / 2
+        ranks.append(rank - rank.mean())
+    size = ranks[0].norm() * ranks[1].norm()
+    return (ranks[0] @ ranks[1] / size).item() if size > 0 else None
+
+
+def compute_correction(a: Analysis, results: dict) -> dict:
+    """What the correction of the composition score changes, and what the causal tests say.
+
+    A pair is called where its score is above the baseline of its own formula + THRESHOLD. The
+    causal test of K-composition takes the K term of one layer-0 head out of a layer-1 head's
+    scores; that of V-composition removes the virtual head. For Q there is none here.
+    """
+    s = results["sections"]
+    tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CHANGES),
+             "V": (s["term_importance"]["virtual_removed"], LOSS_THRESHOLD)}
+    forms = {"corrected": s["composition"], "first_published": s["composition"]["first_published"]}
+    above = lambda rows, least: [  # noqa: E731
+        {"h2": h2, "h1": h1} for h2, row in enumerate(rows) for h1, v in enumerate(row) if v > least]
+    found = {}
+    for kind in "QKV":
+        maps = {name: form[kind]["scores"] for name, form in forms.items()}
+        called = {name: above(maps[name], form["baseline"]["mean"] + THRESHOLD)
+                  for name, form in forms.items()}
+        found[kind] = {"rank_correlation": rank_correlation(*maps.values()), "called": called}
+        if kind in tests:
+            changes, least = tests[kind]
+            causal = above(changes, least)
+            found[kind] |= {"causal": causal, "causal_threshold": least, "supported": {
+                name: sum(p in causal for p in those) for name, those in called.items()},
+                "rank_correlation_with_change": {
+                    name: rank_correlation(scores, changes) for name, scores in maps.items()}}
+    return found
+
+
+def print_correction(r: dict, results: dict, log: common.Log) -> None:
+    c = results["sections"]["composition"]
+    number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
+    log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
+    log(f"  corrected | as first published; * above the formula's own random baseline + {THRESHOLD}")
+    for kind, k in r.items():
+        log(f"  {kind}-composition: rank correlation of the two maps {number(k['rank_correlation'])}")
+        for h2, rows in enumerate(zip(c[kind]["scores"], c["first_published"][kind]["scores"])):
+            log(f"    head 1.{h2}: " + " | ".join(
+                " ".join(f"{v:.3f}" + " *"[{"h2": h2, "h1": h1} in k["called"][name]]
+                         for h1, v in enumerate(row)) for row, name in zip(rows, k["called"])))
+    for kind, what in (("K", "its K term alone taken out changes the pattern by more than"),
+                       ("V", "the virtual head removed costs more nats than")):
+        k = r[kind]
+        log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} pairs")
+        for name, label in (("corrected", "corrected"), ("first_published", "as first published")):
+            log(f"    {label}: {len(k['called'][name])} pairs called, the test supports "
+                f"{k['supported'][name]}; rank correlation of score and change "
+                f"{number(k['rank_correlation_with_change'][name])}")
+
+
 SECTIONS = [
     ("model", compute_model, print_model),
     ("path_expansion", compute_path_expansion, print_path_expansion),
@@ -476,11 +545,21 @@ SECTIONS = [
     ("induction", compute_induction, print_induction),
     ("counting", compute_counting, print_counting),
     ("claims", compute_claims, print_claims),
+    ("correction", compute_correction, print_correction),
 ]
 
 FIGURES = [  # file name, section, plot
 ]
-SCRIPT = common.Script("circuits_part5.py", SECTIONS, FIGURES, PUBLISHED_MODEL)
+ON_TEXT = {"model", "path_expansion", "term_importance", "composition", "attention_groups",
+           "virtual_heads", "correction"}
+SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
+    dict.fromkeys(("seq_len", "bos_counted", "join", "keep_blank"), ON_TEXT)
+    | {"distinct_places": {"virtual_heads"}},
+    {"bias_is_moved": ON_TEXT - {"model", "composition"}},
+    {"median": {"term_importance"}},
+    {"induction_ids": {"induction"}},
+]
+SCRIPT = common.Script("circuits_part5.py", SECTIONS, FIGURES, PUBLISHED_MODEL, SWEEPS)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -488,14 +567,27 @@ def main(argv: list[str] | None = None) -> dict:
     if done := common.without_model(SCRIPT, args):
         return done
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
-    tokens, text = common.load_tokens(
-        model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
-        args.seq_len, CHOICES["bos_counted"], CHOICES["join"], CHOICES["keep_blank"],
-        default_len=CHOICES["seq_len"])
-    choices = CHOICES | {"seq_len": tokens.shape[1] - (not CHOICES["bos_counted"])}
-    run = common.freeze(model, tokens)
-    a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
-    meta = common.run_meta(SCRIPT.file, source, text, args, choices)
+
+    @functools.lru_cache(maxsize=1)
+    def freeze(seq_len: int | None, bos_counted: bool, join: str, keep_blank: bool):
+        tokens, text = common.load_tokens(
+            model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
+            seq_len, bos_counted, join, keep_blank, default_len=CHOICES["seq_len"])
+        return common.freeze(model, tokens), text
+
+    def analyse(choices: dict) -> tuple[Analysis, dict]:
+        run, text = freeze(*(choices[k] for k in ("seq_len", "bos_counted", "join", "keep_blank")))
+        length = run.tokens.shape[1] - (not choices["bos_counted"])
+        choices = choices | {"seq_len": length}
+        a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
+        return a, common.run_meta(SCRIPT.file, source, text, args, choices)
+
+    a, meta = analyse(CHOICES | {"seq_len": args.seq_len})
+    if args.sweep:
+        here = OPEN | {"seq_len": list(dict.fromkeys([a.choices["seq_len"], *OPEN["seq_len"]]))}
+        if a.meta["rows_sha256"] is None:  # no rows to join
+            here |= {name: OPEN[name][:1] for name in ("join", "keep_blank")}
+        return common.sweep(SCRIPT, args, analyse, here)
     return common.run_sections(SCRIPT, meta, args, a)
 
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -841,6 +843,311 @@ def self_rank(
     return ranks
 
 
+# ================================================================================= Comparison
+
+PUBLISHED = HERE / "results" / "published"
+ROUNDING = 4  # units of relative rounding of its dtype that a run may be off beside a printed digit
+AGREES, DIFFERS, MISSING = "agrees", "DIFFERS", "MISSING"
+EXPLAINED, STALE, NOT_COMPARED = "explained", "EXPLAINED, BUT AGREES", "not compared"
+DISAGREE = (DIFFERS, MISSING, STALE)
+OTHER_MODEL, OTHER_TEXT = "of another model", "of another text"
+
+
+def read_published(stem: str) -> dict:
+    """What the article prints: {source, model, rows_sha256 of its text, on_text (the keys that
+    depend on it), entries, paper, explained}. Data: no run writes it."""
+    published = json.loads((PUBLISHED / f"{stem}.json").read_text(encoding="utf-8"))
+    explained = json.loads((PUBLISHED / "explained.json").read_text(encoding="utf-8"))
+    return published | {"explained": {e["key"]: e["reason"] for e in explained.get(stem, [])}}
+
+
+def look_up(results: dict, key: str):
+    """The value under a dotted key of a results file's sections; None where there is none."""
+    value = results["sections"]
+    for part in key.split("."):
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (LookupError, TypeError, ValueError):
+            return None
+    return value
+
+
+def is_number(x) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _leaves(value, key: str = ""):
+    """(key, value) of everything in a results tree that is no table or list."""
+    items = value.items() if isinstance(value, dict) else (
+        enumerate(value) if isinstance(value, list) else None)
+    if items is None:
+        yield key, value
+    for k, v in items or ():
+        yield from _leaves(v, f"{key}.{k}" if key else str(k))
+
+
+def miss(entry: dict, ours, results: dict) -> float:
+    """By how much ours misses a published entry, in units of the last printed digit; 0 where the
+    two agree, 1 for a wrong word or a value of another type.
+
+    exact    the same; to 1e-9 where it is computed (toys)
+    rounded  within half a unit, and the rounding error of the run's dtype
+    bound    at most 4 times what is printed
+    range    every value within the two ends, rounded as they are
+    sampled  draws that overlap the published range; one value within 4 standard errors of it
+    """
+    kind, value, decimals = entry["kind"], entry["value"], entry["decimals"]
+    unit = 10.0 ** -(decimals or 0)
+    half = 0.0 if decimals is None else unit / 2
+    error = ROUNDING * torch.finfo(DTYPES[results["meta"]["dtype"]]).eps
+    found = dict(_leaves(ours))
+    if kind in ("exact", "rounded"):
+        wanted = dict(_leaves(value))
+        if wanted.keys() != found.keys():
+            return 1.0
+        slack = (lambda x: half + error * abs(x)) if kind == "rounded" else (
+            lambda x: 1e-9 * max(1, abs(x)) if isinstance(x, float) else 0)
+        return max((_off(wanted[k], x, slack(x) if is_number(x) else 0, unit)
+                    for k, x in found.items()), default=0.0)
+    if not found or not all(map(is_number, found.values())):
+        return 1.0
+    low, high = min(found.values()), max(found.values())
+    if kind == "bound":
+        return 0.0 if high <= 4 * value else high / unit
+    if kind == "sampled" and is_number(value):
+        sd = look_up(results, entry["spread"])
+        return _off(value, low, half + 4 * sd / entry["n"]**0.5, unit) if is_number(sd) else 1.0
+    first, last = (v if v is not None else end for v, end in zip(value, (-torch.inf, torch.inf)))
+    if kind == "sampled":
+        low, high = high, low
+    beyond = max(first - low, high - last, 0.0)
+    return beyond / unit if beyond > half + error * max(abs(low), abs(high)) else 0.0
+
+
+def _off(wanted, ours, slack: float, unit: float) -> float:
+    if not (is_number(wanted) and is_number(ours)):
+        return float(wanted != ours or is_number(wanted) != is_number(ours))
+    return 0.0 if abs(ours - wanted) <= slack else max(1.0, round(abs(ours - wanted) / unit))
+
+
+def shown(entry: dict, ours) -> str:
+    """Our value as the article would print it."""
+    decimals = entry["decimals"]
+    if ours is None:
+        return "-"
+    if "format" in entry:
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            return entry["format"].format(ours, **ours if isinstance(ours, dict) else {})
+    if isinstance(ours, list):
+        return "[" + ", ".join(shown(entry, x) for x in ours) + "]"
+    if not is_number(ours) or decimals is None:
+        return ours if isinstance(ours, str) else f"{ours:.3g}" if is_number(ours) else repr(ours)
+    if entry["kind"] == "bound":
+        return f"{ours:.1e}"
+    sign = "+" if entry["printed"].startswith("+") else ""
+    return f"{round(ours, decimals):{sign},.{max(decimals, 0)}f}"
+
+
+def compare(published: dict, results: dict) -> list[dict]:
+    """Every published entry against a run's results, in the article's order.
+
+    Returns:
+        a row each: {key, section, printed, ours, difference, verdict, miss, why}. What belongs to
+        another model or text than the run's, or is marked as not comparable, is not compared.
+    """
+    meta, rows = results["meta"], []
+    same_model = meta.get("model") == published.get("model")
+    same_text = meta.get("rows_sha256") == published.get("rows_sha256")
+    for e in published["entries"]:
+        ours = look_up(results, e["key"])
+        on_text = e["key"].startswith(tuple(published.get("on_text", ())))
+        why = e.get("reason") or (OTHER_MODEL if not same_model else
+                                  OTHER_TEXT if on_text and not same_text else "")
+        if e["kind"] != "not comparable" and (e.get("model_independent") or not why):
+            off, why = miss(e, ours, results), published["explained"].get(e["key"], "")
+            verdict = MISSING if ours is None else DIFFERS if off else AGREES
+            if why:
+                verdict = EXPLAINED if off else STALE
+        else:
+            off, verdict = 0.0, NOT_COMPARED
+        both = is_number(ours) and is_number(e["value"])
+        digits = f"+.{e['decimals'] + 1}f" if (e["decimals"] or -1) >= 0 else "+.1g"
+        rows.append({"key": e["key"], "section": e["section"], "printed": e["printed"],
+                     "ours": shown(e, ours), "verdict": verdict, "miss": off, "why": why,
+                     "difference": format(ours - e["value"], digits) if both else ""})
+    return rows
+
+
+def compare_results(a: dict, b: dict, rtol: float) -> list[dict]:
+    """Two results files: every value of the one against the other's, rows as compare gives them.
+    Numbers that are no counts agree within rtol, relative above 1 and absolute below."""
+    ours, theirs = (dict(_leaves(r["sections"])) for r in (a, b))
+    rows = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        x, y = ours.get(key), theirs.get(key)
+        close = key in ours and key in theirs and type(x) is type(y) and (
+            abs(x - y) <= rtol * max(1, abs(x), abs(y)) if isinstance(x, float) else x == y)
+        missing = key not in ours or key not in theirs
+        both = is_number(x) and is_number(y)
+        rows.append({"key": key, "section": "", "printed": repr(x), "ours": repr(y), "miss": 0.0,
+                     "verdict": AGREES if close else MISSING if missing else DIFFERS, "why": "",
+                     "difference": f"{y - x:+.1g}" if both else ""})
+    return rows
+
+
+def print_comparison(rows: list[dict], log: Log, every: bool) -> None:
+    """The summary of a comparison, and its rows: every one, or only what does not agree."""
+    count = {v: sum(r["verdict"] == v for r in rows) for v in (AGREES, *DISAGREE, EXPLAINED)}
+    compared = sum(count.values())
+    log(f"  {compared} of {len(rows)} compared: {count[AGREES]} agree, "
+        f"{sum(count[v] for v in DISAGREE)} disagree, {count[EXPLAINED]} explained")
+    for why in sorted({r["why"] for r in rows if r["verdict"] == NOT_COMPARED}):
+        log(f"  {sum(r['why'] == why for r in rows)} not compared: {why}")
+    section = None
+    for r in rows:
+        if r["verdict"] in (*DISAGREE, EXPLAINED) or (
+                every and r["why"] not in (OTHER_MODEL, OTHER_TEXT)):
+            if r["section"] != section:
+                section = r["section"]
+                log(f"  {section}")
+            log(f"    {r['key']:<44} {r['printed']:>14} {r['ours']:>14} {r['difference']:>8}  "
+                f"{r['verdict']}" + (f": {r['why']}" if r["why"] else ""))
+
+
+def print_context(published: dict, results: dict, log: Log) -> None:
+    """The paper's own figures beside ours: other models, never compared."""
+    log("== THE PAPER'S OWN FIGURES, OF OTHER MODELS: FOR CONTEXT, NEVER COMPARED")
+    for p in published["paper"]:
+        ours = look_up(results, p["beside"]) if p.get("beside") else None
+        ours = f"{ours:.4g}" if isinstance(ours, float) else "-" if ours is None else str(ours)
+        log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {ours}")
+
+
+def diff(script: Script, args: argparse.Namespace) -> dict:
+    """--diff: the published numbers against a results file, or one results file against another.
+
+    Raises:
+        SystemExit: with 1 if anything disagrees. UserError: a file cannot be read.
+    """
+    files = [pathlib.Path(f) for f in args.diff]
+    files = files or [output_dirs(args, script.model)[0] / f"{script.stem}.json"]
+    if len(files) > 2:
+        raise UserError("--diff takes a results file, or two: python "
+                        f"{script.file} --diff A.json B.json")
+    results, log = [read_results(f, script) for f in files], Log()
+    if len(files) == 2:
+        log(f"== {files[0]} AGAINST {files[1]} (to {args.rtol:g}, relative above 1)")
+        a, b = (dict(_leaves(r["meta"])) for r in results)
+        for key in sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k)):
+            log(f"  meta.{key}: {a.get(key)} | {b.get(key)}")
+        rows = compare_results(*results, args.rtol)
+        print_comparison(rows, log, every=False)
+    else:
+        published = read_published(script.stem)
+        log(f"== WHAT THE ARTICLE PRINTS AGAINST {files[0]}: printed, ours, ours - printed")
+        rows = compare(published, results[0])
+        print_comparison(rows, log, every=True)
+        if published["paper"]:
+            print_context(published, results[0], log)
+    if any(r["verdict"] in DISAGREE for r in rows):
+        raise SystemExit(1)
+    return results[0]
+
+
+# ================================================================================ Open choices
+
+
+def sweep(
+    script: Script, args: argparse.Namespace, analyse, alternatives: dict[str, list]
+) -> dict:
+    """Try every setting of what the article leaves open, and see which one its numbers speak for.
+
+    The groups of script.sweeps are tried in turn, the choices of a group jointly and the earlier
+    winners kept. A setting's merit is how many published numbers it reproduces, then the sum of
+    misses; where equal settings differ in a choice, that choice is not identifiable.
+
+    Args:
+        analyse: analyse(choices) gives (analysis, meta); a UserError rules the setting out.
+        alternatives: the values of each choice, the default first.
+
+    Writes sweep_{stem}.json and its log.
+    """
+    published, log, groups = read_published(script.stem), Log(), []
+    choices = {name: values[0] for name, values in alternatives.items()}
+    analysis, meta = analyse(choices)
+    results = {"meta": meta, "sections": {}}
+    _recompute(script, analysis, results, {name for name, *_ in script.sections})
+    log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR ({meta['model']})")
+    for affects in script.sweeps:
+        group = _sweep_group(script, published, results, analyse, choices, alternatives, affects)
+        choices, results = choices | group["winner"], group.pop("results")
+        _print_group(group, log)
+        groups.append(group)
+    log("  the defaults stay as they are until somebody who has the weights changes them")
+    found = {"meta": meta, "groups": groups, "winner": choices}
+    wrote = write_results(results_dir(args, script.model), f"sweep_{script.stem}", found, log)
+    notice("wrote " + ", ".join(map(str, wrote)))
+    return found
+
+
+def _recompute(script: Script, analysis, results: dict, names: set[str]) -> None:
+    for name, compute, _ in script.sections:
+        if name in names:
+            results["sections"][name] = compute(analysis, results)
+
+
+def _sweep_group(script, published, results, analyse, choices, alternatives, affects) -> dict:
+    """All settings of one group of choices; `affects` maps each to the sections that it changes."""
+    names, settings, best = list(affects), [], None
+    touched = {"claims"}.union(*affects.values())
+    now, results = choices, {"meta": results["meta"], "sections": dict(results["sections"])}
+    for values in progress([*itertools.product(*(alternatives[n] for n in names))], "settings"):
+        one = dict(zip(names, values))
+        try:
+            analysis, _ = analyse(choices | one)
+        except UserError as e:
+            settings.append({"setting": one, "ruled_out": str(e)})
+            continue
+        changed = [affects[n] for n in names if now[n] != one[n]]
+        _recompute(script, analysis, results, {"claims"}.union(*changed) if changed else set())
+        now = choices | one
+        rows = [r for r in compare(published, results) if r["verdict"] != NOT_COMPARED
+                and r["key"].split(".")[0] in touched]
+        worst = max(rows, key=lambda r: r["miss"], default=None)
+        settings.append({
+            "setting": one, "reproduced": sum(not r["miss"] for r in rows), "of": len(rows),
+            "misses": float(sum(r["miss"] for r in rows)),
+            "largest_miss": worst and {"key": worst["key"], "units": worst["miss"]}})
+        if best is None or _merit(settings[-1]) > _merit(best[0]):
+            best = settings[-1], dict(results["sections"])
+    equal = [s["setting"] for s in settings if "misses" in s and _merit(s) == _merit(best[0])]
+    default = {n: choices[n] for n in names}
+    return {"choices": names, "settings": settings, "equal": equal,
+            "winner": default if default in equal else best[0]["setting"],
+            "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1
+                                 or len(alternatives[n]) == 1],
+            "results": {"meta": results["meta"], "sections": best[1]}}
+
+
+def _merit(setting: dict) -> tuple:
+    return setting["reproduced"], -setting["misses"]
+
+
+def _print_group(group: dict, log: Log) -> None:
+    say = lambda setting: ", ".join(f"{k} {v!r}" for k, v in setting.items())  # noqa: E731
+    log(f"  {', '.join(group['choices'])}: {len(group['settings'])} settings")
+    for s in group["settings"]:
+        if "ruled_out" in s:
+            log(f"    {say(s['setting'])}: not possible here ({s['ruled_out'].split(':')[0]})")
+            continue
+        worst = s["largest_miss"]
+        log(f"    {say(s['setting'])}: {s['reproduced']} of {s['of']} published numbers; largest "
+            + (f"miss {worst['units']:.0f} units ({worst['key']})" if worst and worst["units"]
+               else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
+    log(f"    wins: {say(group['winner'])}; cannot be told apart: "
+        f"{', '.join(group['not_identifiable']) or 'none'}")
+
+
 # ==================================================================================== Figures
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
@@ -973,6 +1280,8 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
     p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, BOS counted "
                    f"(default {seq_len}, or the model's context where that is shorter)")
     p.add_argument("--seed", type=whole_number, default=0, help="of the random draws (default 0)")
+    p.add_argument("--sweep", action="store_true", help="try every setting of what the article "
+                   "leaves open, and say which one the published numbers speak for")
     output_options(p, "results/ and figures/, with /<model> for other models")
     return p
 
@@ -984,6 +1293,10 @@ def output_options(p: Parser, default: str) -> None:
     p.add_argument("--no-figures", action="store_true", help="write no figures")
     p.add_argument("--figures-only", action="store_true",
                    help="draw them again from the results that are there, without a model")
+    p.add_argument("--diff", nargs="*", metavar="FILE", help="compare the results that are there, "
+                   "or those in FILE, with what the article prints; two files with each other")
+    p.add_argument("--rtol", type=float, default=1e-4, help="how close the numbers of two files "
+                   "have to be, relative above 1 and absolute below (default 1e-4)")
 
 
 @dataclass(frozen=True)
@@ -994,6 +1307,7 @@ class Script:
     sections: list  # (name, compute, print) in the order of the log
     figures: list  # (file name, section, plot); plot(section, results) gives a Figure, or None
     model: str = ""  # the published one; a toy has none
+    sweeps: list = dataclasses.field(default_factory=list)  # {open choice: sections it changes}
 
     @property
     def stem(self) -> str:
@@ -1082,7 +1396,9 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
 
 
 def without_model(script: Script, args: argparse.Namespace) -> dict | None:
-    """Do what needs results alone, --figures-only; None where the script itself has to run."""
+    """Do what needs results alone, --diff or --figures-only; None where the script has to run."""
+    if args.diff is not None:
+        return diff(script, args)
     if not args.figures_only:
         return None
     out, figures = output_dirs(args, script.model)
@@ -1102,6 +1418,8 @@ def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis
     for name, compute, show in script.sections:
         results["sections"][name] = compute(*analysis, *given)
         show(results["sections"][name], *given, log)
+    log("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
+    print_comparison(compare(read_published(script.stem), results), log, every=False)
     wrote = ", ".join(str(p) for p in write_results(out, script.stem, results, log))
     if script.figures and not args.no_figures:
         wrote += f", and {len(draw(script, results, figures))} files to {figures}"

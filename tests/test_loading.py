@@ -434,6 +434,7 @@ def test_warm_cache_without_network(warm, tmp_path):
     assert meta["model"] == "attn-only-2l" and meta["revision"] == hub.REVISION
     assert meta["n_tokens"] == 240 and meta["seq_len"] == 24
     assert meta["text_sha256"] == common.sha256("\n\n".join(hub.ROWS))
+    assert meta["rows_sha256"] == common.sha256("".join(hub.ROWS))
 
 
 # ================================================================================ Model folders
@@ -593,7 +594,7 @@ def test_rows_are_consecutive_stretches_of_the_text(seq_len, bos_counted, traine
     whole = trained(text.read_text(), add_special_tokens=False)["input_ids"]
     assert rows[:, 1:].flatten().tolist() == whole[: rows[:, 1:].numel()]
     assert meta == {"n_tokens": rows.numel(), "seq_len": rows.shape[1], "text": "text.txt",
-                    "text_sha256": common.sha256(text),
+                    "text_sha256": common.sha256(text), "rows_sha256": None,
                     "token_ids_sha256": common.sha256(" ".join(map(str, rows.flatten().tolist())))}
 
 
