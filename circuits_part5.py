@@ -495,10 +495,10 @@ def compute_correction(a: Analysis, results: dict) -> dict:
     s = results["sections"]
     tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CHANGES),
              "V": (s["term_importance"]["virtual_removed"], LOSS_THRESHOLD)}
-    forms = {"corrected": s["composition"], "first_published": s["composition"]["first_published"]}
-    above = lambda rows, least: [  # noqa: E731
-        {"h2": h2, "h1": h1} for h2, row in enumerate(rows) for h1, v in enumerate(row) if v > least]
-    found = {}
+    corrected, found = s["composition"], {}
+    forms = {"corrected": corrected, "first_published": corrected["first_published"]}
+    above = lambda rows, least: [{"h2": h2, "h1": h1} for h2, row in enumerate(rows)  # noqa: E731
+                                 for h1, v in enumerate(row) if v > least]
     for kind in "QKV":
         maps = {name: form[kind]["scores"] for name, form in forms.items()}
         called = {name: above(maps[name], form["baseline"]["mean"] + THRESHOLD)
@@ -518,9 +518,11 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
     c = results["sections"]["composition"]
     number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
-    log(f"  corrected | as first published; * above the formula's own random baseline + {THRESHOLD}")
+    log("  corrected | as first published; * above the formula's own random baseline + "
+        f"{THRESHOLD}")
     for kind, k in r.items():
-        log(f"  {kind}-composition: rank correlation of the two maps {number(k['rank_correlation'])}")
+        log(f"  {kind}-composition: rank correlation of the two maps "
+            f"{number(k['rank_correlation'])}")
         for h2, rows in enumerate(zip(c[kind]["scores"], c["first_published"][kind]["scores"])):
             log(f"    head 1.{h2}: " + " | ".join(
                 " ".join(f"{v:.3f}" + " *"[{"h2": h2, "h1": h1} in k["called"][name]]

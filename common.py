@@ -1267,6 +1267,13 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def tolerance(text: str) -> float:
+    """For argparse: a number from 0 up."""
+    if not 0 <= float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return float(text)
+
+
 def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:
     """The options that all scripts on a real model share; the rest are their defaults."""
     p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -1295,8 +1302,8 @@ def output_options(p: Parser, default: str) -> None:
                    help="draw them again from the results that are there, without a model")
     p.add_argument("--diff", nargs="*", metavar="FILE", help="compare the results that are there, "
                    "or those in FILE, with what the article prints; two files with each other")
-    p.add_argument("--rtol", type=float, default=1e-4, help="how close the numbers of two files "
-                   "have to be, relative above 1 and absolute below (default 1e-4)")
+    p.add_argument("--rtol", type=tolerance, default=1e-4, help="how close the numbers of two "
+                   "files have to be, relative above 1 and absolute below (default 1e-4)")
 
 
 @dataclass(frozen=True)
@@ -1377,21 +1384,21 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
 
 def read_results(file: pathlib.Path, script: Script) -> dict:
     """A results file of this script; UserError if it is none, or holds what is not finite."""
+    why = None
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
-        of = results["meta"]["script"]
-        bad = None if isinstance(results["sections"], dict) else "its sections are no table"
-        bad = bad or next(not_finite(results), None)
+        meta, bad = results["meta"], next(not_finite(results), None)
+        if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES:
+            why = "its tables are not as that script writes them"
+        elif meta["script"] != script.file or bad:
+            why = f"{bad} is not finite" if bad else f"it is of {meta['script']}"
     except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; python {script.file} makes it"
-                        ) from None
+        why = e.strerror
     except (ValueError, LookupError, TypeError, RecursionError) as e:
-        raise UserError(f"{file} is not a whole results file ({_cause(e)}): python {script.file} "
-                        "makes it anew") from None
-    if bad or of != script.file:
-        why = f"{bad} is no finite number" if bad else f"it is of {of}"
-        raise UserError(f"{file} is not a results file of {script.file}: {why}; that script makes "
-                        "it anew")
+        why = _cause(e)
+    if why:
+        raise UserError(f"cannot read {file} as results of {script.file} ({why}): python "
+                        f"{script.file} makes it")
     return results
 
 
