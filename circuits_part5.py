@@ -479,7 +479,7 @@ def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None
     ranks = []
     for v in (torch.tensor(x, dtype=torch.float64).flatten(), torch.tensor(y).double().flatten()):
         below, equal = (v[:, None] > v).sum(1), (v[:, None] == v).sum(1)
-        rank = below + (equal + 1) / 2
+        rank = below + (equal.double() + 1) / 2
         ranks.append(rank - rank.mean())
     size = ranks[0].norm() * ranks[1].norm()
     return (ranks[0] @ ranks[1] / size).item() if size > 0 else None
