@@ -520,7 +520,8 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
     log("  corrected | as first published; * above the formula's own random baseline + "
         f"{THRESHOLD}")
-    for kind, k in r.items():
+    for kind in "QKV":
+        k = r[kind]
         log(f"  {kind}-composition: rank correlation of the two maps "
             f"{number(k['rank_correlation'])}")
         for h2, rows in enumerate(zip(c[kind]["scores"], c["first_published"][kind]["scores"])):
