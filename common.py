@@ -856,8 +856,12 @@ OTHER_MODEL, OTHER_TEXT = "of another model", "of another text"
 def read_published(stem: str) -> dict:
     """What the article prints: {source, model, rows_sha256 of its text, on_text (the keys that
     depend on it), entries, paper, explained}. Data: no run writes it."""
-    published = json.loads((PUBLISHED / f"{stem}.json").read_text(encoding="utf-8"))
-    explained = json.loads((PUBLISHED / "explained.json").read_text(encoding="utf-8"))
+    try:
+        published, explained = (json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+                                for name in (stem, "explained"))
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read {stem}.json and explained.json in {PUBLISHED} ({_cause(e)}): "
+                        "fetch them again with the scripts") from None
     return published | {"explained": {e["key"]: e["reason"] for e in explained.get(stem, [])}}
 
 
@@ -1420,13 +1424,13 @@ def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis
     With an analysis compute(analysis, results), print(section, results, log); a toy has neither.
     """
     out, figures = results_dir(args, script.model), output_dirs(args, script.model)[1]
-    results: dict = {"meta": meta, "sections": {}}
+    published, results = read_published(script.stem), {"meta": meta, "sections": {}}
     given, log = (results,) if analysis else (), Log()
     for name, compute, show in script.sections:
         results["sections"][name] = compute(*analysis, *given)
         show(results["sections"][name], *given, log)
     log("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
-    print_comparison(compare(read_published(script.stem), results), log, every=False)
+    print_comparison(compare(published, results), log, every=False)
     wrote = ", ".join(str(p) for p in write_results(out, script.stem, results, log))
     if script.figures and not args.no_figures:
         wrote += f", and {len(draw(script, results, figures))} files to {figures}"

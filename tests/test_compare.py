@@ -345,3 +345,14 @@ def test_a_run_ends_with_the_summary(files):
     i = log.index("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
     assert log[i + 1] == "  9 of 144 compared: 9 agree, 0 disagree, 0 explained"
     assert log[i + 2] == "  135 not compared: of another model"
+
+
+@pytest.mark.parametrize("text", [None, "{", ""])
+def test_published_numbers_that_cannot_be_read(tmp_path, monkeypatch, text):
+    """Said before anything is computed, so that no run is lost over it."""
+    monkeypatch.setattr(common, "PUBLISHED", tmp_path)
+    if text is not None:
+        (tmp_path / "part5_toy.json").write_text(text, "utf-8")
+    with pytest.raises(common.UserError, match="part5_toy.json.*fetch them again"):
+        part5_toy.main(["--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out" / "part5_toy.json").exists()
