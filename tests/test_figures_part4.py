@@ -255,10 +255,10 @@ def test_the_measures_of_copying_have_one_unit():
     assert "tokens 1,000 to 2,999" in figure.axes[2].get_title("left")
 
 
-def toy_results(mix=lambda r: r) -> dict:
-    """The sections that are drawn, in the order of the run or as a file has them."""
+def toy_results() -> dict:
+    """The sections that are drawn, in the order of the run, not in that of a file."""
     sections = {"keep": toy.compute_keep(), "matrices": toy.compute_matrices()}
-    return mix({"meta": {}, "sections": sections})
+    return {"meta": {}, "sections": sections}
 
 
 def test_the_toys_figures():
@@ -282,21 +282,34 @@ def test_the_toys_figures():
     assert eigenvectors == [[[1, 1], [1, -1]], [[1, 1], [1, -1]], [], [[2, 1], [3, 1]]]
 
 
-def files(folder) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
+@pytest.fixture(scope="module")
+def redrawn(tmp_path_factory):
+    """The folder of --figures-only on the committed results, in a process of its own."""
+    out = tmp_path_factory.mktemp("redrawn")
+    for home, stem in (("mini", "part4"), ("", "part4_toy")):
+        shutil.copy(common.HERE / "results" / home / f"{stem}.json", out)
+    code = f"""
+import sys
+import circuits_part4, circuits_part4_toy
+for script, model in ((circuits_part4, ["--model", "mini"]), (circuits_part4_toy, [])):
+    script.main([*model, "--figures-only", "--out", {str(out)!r}])
+assert "transformer_lens" not in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], cwd=common.HERE,
+                   check=True, capture_output=True)
+    return out / "figures"
 
 
-def test_files_are_the_same_every_time_and_from_a_results_file(tmp_path):
-    as_read = lambda r: json.loads(json.dumps(r, sort_keys=True))  # noqa: E731
-    few = dataclasses.replace(part4.SCRIPT, figures=[
-        f for f in part4.FIGURES if f[0].endswith(("at_work", "eigenvalues"))])
-    for script, results in ((toy.SCRIPT, toy_results()), (few, made(2))):
-        one, two = tmp_path / f"{script.stem}1", tmp_path / f"{script.stem}2"
-        common.draw(script, results, one)
-        common.draw(script, as_read(results), two)
-        assert files(one) == files(two)
-        assert sorted(files(one)) == sorted(
-            f"{stem}.{kind}" for stem, *_ in script.figures for kind in ("png", "svg"))
+def test_files_are_the_same_every_time(redrawn, tmp_path):
+    """In another process, and from what was computed as from what was read."""
+    mini = json.loads((common.HERE / "results/mini/part4.json").read_text(encoding="utf-8"))
+    two = [f for f in part4.FIGURES if f[0] in ("part4_at_work", "part4_keep")]
+    wrote = common.draw(dataclasses.replace(part4.SCRIPT, figures=two), mini, tmp_path)
+    wrote += common.draw(toy.SCRIPT, toy_results(), tmp_path)
+    assert sorted(p.name for p in wrote) == sorted(p.name for p in tmp_path.iterdir())
+    assert len(wrote) == 8 and {p.suffix for p in wrote} == {".png", ".svg"}
+    for path in wrote:
+        assert path.read_bytes() == (redrawn / path.name).read_bytes(), path.name
 
 
 def svg_words(folder) -> dict[str, list[str]]:
@@ -305,26 +318,15 @@ def svg_words(folder) -> dict[str, list[str]]:
             for p in folder.glob("part4*.svg")}
 
 
-def test_the_committed_figures_are_of_these_scripts(tmp_path):
-    """--figures-only on the committed results, without TransformerLens; the same words in each."""
-    for script, home in ((part4, "mini"), (toy, "")):
-        shutil.copy(common.HERE / "results" / home / f"{script.SCRIPT.stem}.json", tmp_path)
-    code = f"""
-import sys
-import circuits_part4, circuits_part4_toy
-for script, model in ((circuits_part4, ["--model", "mini"]), (circuits_part4_toy, [])):
-    script.main([*model, "--figures-only", "--out", {str(tmp_path)!r}])
-assert "transformer_lens" not in sys.modules and "matplotlib.pyplot" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], cwd=common.HERE,
-                   check=True, capture_output=True)
+def test_the_committed_figures_are_of_these_scripts(redrawn):
+    """The same words in each; its lines and colours may be rounded otherwise elsewhere."""
     names = [f[0] for f in part4.FIGURES + toy.FIGURES]
-    drawn = svg_words(tmp_path / "figures")
-    assert sorted(drawn) == sorted(f"{n}.svg" for n in names)
-    home = common.HERE / "figures"
-    assert drawn == svg_words(home / "mini") | svg_words(home)
-    paths = [p for folder in (home / "mini", home) for p in folder.glob("part4*")]
-    assert sorted(p.name for p in paths if p.suffix == ".png") == sorted(f"{n}.png" for n in names)
+    homes = common.HERE / "figures" / "mini", common.HERE / "figures"
+    paths = [p for folder in homes for p in folder.glob("part4*")]
+    wanted = [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    assert sorted(p.name for p in paths) == sorted(wanted)
+    assert svg_words(redrawn) == svg_words(homes[0]) | svg_words(homes[1])
+    assert all(svg_words(redrawn).values())
     assert max(p.stat().st_size for p in paths if p.suffix == ".svg") < 3e5
     assert sum(p.stat().st_size for p in paths) < 2.1e6
 
