@@ -1180,11 +1180,25 @@ def _drawable() -> frozenset[int]:
     return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
 
 
-def label(token: str) -> str:
-    """A token in quotes for a figure: what is no printable sign of its font is written as Python
-    escapes it, so that no token can break the figure."""
-    plain = (c if c.isprintable() and ord(c) in _drawable() else ascii(c)[1:-1] for c in token)
-    return f"'{''.join(plain)}'"
+def drawable(text: str) -> str:
+    """A text for a figure: what is no printable sign of its font is written as Python escapes it,
+    so that no token or file name can break the figure."""
+    return "".join(_signs(text))
+
+
+def _signs(text: str) -> list[str]:
+    return [c if c.isprintable() and ord(c) in _drawable() else ascii(c)[1:-1] for c in text]
+
+
+def label(token: str, limit: int = 18) -> str:
+    """A token in quotes for a figure, as drawable() writes it; one that is longer than `limit`
+    ends in an ellipsis."""
+    signs, short = _signs(token), ""
+    if sum(map(len, signs)) <= limit:
+        return f"'{''.join(signs)}'"
+    while len(short) + len(signs[0]) < limit:
+        short += signs.pop(0)
+    return f"'{short}…'"
 
 
 def heat_map(ax, values, rows: list[str], columns: list[str], bar: str, digits: int | None = 2,
@@ -1209,6 +1223,39 @@ def heat_map(ax, values, rows: list[str], columns: list[str], bar: str, digits: 
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     return ax.figure.colorbar(image, ax=ax, label=bar)
+
+
+def headline(figure, results: dict, text: str) -> None:
+    """The title of a figure: the model, and what is seen of it."""
+    figure.suptitle(f"{drawable(results['meta']['model'])[:24]}: {text}")
+
+
+def text_width(text: str, size: float) -> float:
+    """Inches that a text takes."""
+    from matplotlib.textpath import TextPath
+
+    return TextPath((0, 0), text, size=size).get_extents().width / 72 if text else 0.0
+
+
+def bars(ax, groups: list[str], series: dict[str, list[float]], form: str | None = "{:.2f}"):
+    """The values of every series side by side in each group, from a line at zero; each with its
+    number as `form` writes it (None: without) unless the bars are more than 24. More than one
+    series has a legend."""
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        x = [g + (i + 0.5) * width - 0.4 for g in range(len(values))]
+        drawn = ax.bar(x, values, 0.94 * width, label=name, color=COLOURS[i])
+        if form and len(groups) * len(series) <= 24:
+            ax.bar_label(drawn, fmt=form, padding=2, fontsize=8)
+    ax.set_xticks(range(len(groups)), groups)
+    ax.tick_params(axis="x", length=0)
+    ax.spines["bottom"].set_visible(False)
+    ax.axhline(0, color="black", linewidth=0.8)
+    middle, half = (len(groups) - 1) / 2, max(len(groups), 2) / 2 + 0.1
+    ax.set_xlim(middle - half, middle + half)
+    ax.margins(y=0.12)
+    if len(series) > 1:
+        ax.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Path]:
