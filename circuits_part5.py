@@ -20,13 +20,14 @@ import torch
 from jaxtyping import Float
 
 import common
-from common import cen, pairs
+from common import cen, pairs, token_text
 
 PUBLISHED_MODEL = "attn-only-2l"
 N_TOKENS = 3072  # of the text, BOS counted
 THRESHOLD = 0.05  # above the random baseline, a pair counts as composing (section 4)
 LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (section 3)
 N_BASELINE = 200  # pairs of random matrices (section 4)
+N_MAP = 24  # positions of a virtual head's pattern that are kept to be drawn (section 6)
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
 
 # What the article leaves open; the first value of each comment is ours.
@@ -331,14 +332,21 @@ def _virtual_pattern(a: Analysis, h2: int, h1: int) -> dict:
             "future_max": product.triu(1).abs().max().item()}
 
 
+def _drawn(a: Analysis, v: dict) -> dict:
+    """A virtual head with its pattern on the first tokens of the first sequence."""
+    product = a.run.patterns[1, v["h2"], 0] @ a.run.patterns[0, v["h1"], 0]
+    return v | {"map": product[:N_MAP, :N_MAP].tolist(), "map_tokens": [
+        token_text(a.run.model, i) for i in a.run.tokens[0, :N_MAP].tolist()]}
+
+
 def compute_virtual_heads(a: Analysis, results: dict) -> dict:
     s = results["sections"]
     removed, V = s["term_importance"]["virtual_removed"], s["composition"]["V"]["scores"]
     heads = [_virtual_pattern(a, h2, h1) | {"v_composition": V[h2][h1],
                                             "loss_increase": removed[h2][h1]}
              for h2, h1 in pairs(a.paths.z_virtual)]
-    return {"most_important": max(heads, key=lambda v: v["loss_increase"]),
-            "most_two_back": max(heads, key=lambda v: v["pattern"][3]), "all": heads}
+    return {"most_important": _drawn(a, max(heads, key=lambda v: v["loss_increase"])),
+            "most_two_back": _drawn(a, max(heads, key=lambda v: v["pattern"][3])), "all": heads}
 
 
 def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:

@@ -286,6 +286,12 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
     return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
+def token_text(model: HookedTransformer, token: int) -> str:
+    """A token as text, its space with it; bytes that are no whole character, by their name."""
+    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
+
+
 def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
     """The WikiText-2 test split, its rows joined, and the SHA-256 of the rows alone: that of the
     split's known content, WIKITEXT_SHA256, or there is a warning."""
