@@ -509,7 +509,7 @@ def test_two_previous_token_heads_look_two_back():
 
 def test_the_map_of_a_virtual_head_is_cut_to_its_first_positions(monkeypatch):
     """5 of 15 positions, and whole where there are no more; with the tokens' own text."""
-    model, (w, runs) = model_of(), naive_runs(model_of())
+    model, (_, runs) = model_of(), naive_runs(model_of())
     for n in (5, 15, 16):
         monkeypatch.setattr(part5, "N_MAP", n)
         s = found_numbers(model)
