@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import common
-from common import cen, label
+from common import cen, label, token_text
 
 PUBLISHED_MODEL = "attn-only-1l"
 TEXT_TOKENS = 1000  # of the text, for the patterns on text (section 4)
@@ -140,12 +140,6 @@ def row(base: dict, compute) -> dict:
 def skipped(r: dict) -> str:
     """Why a row was skipped, for the log."""
     return f"skipped: {r['skipped']}" + (f" {r['pieces']}" if r["pieces"] else "")
-
-
-def token_text(model, token: int) -> str:
-    """A token as text, its space with it; bytes that are no whole character, by their name."""
-    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
-    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
 
 
 def token_id(model, word: str) -> int:

@@ -21,13 +21,15 @@ import torch
 from jaxtyping import Float
 
 import common
-from common import cen, pairs
+from common import cen, pairs, token_text
 
 PUBLISHED_MODEL = "attn-only-2l"
 N_TOKENS = 3072  # of the text, BOS counted
 THRESHOLD = 0.05  # above the random baseline, a pair counts as composing (section 4)
 LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (section 3)
+PAPER_FALL = (1.8, 5.2, 0.3)  # nats; what each order gives in the paper's own model (section 3)
 N_BASELINE = 200  # pairs of random matrices (section 4)
+N_MAP = 24  # positions of a virtual head's pattern that are kept to be drawn (section 6)
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
 
 # What the article leaves open; the first value is ours (--sweep tries the others).
@@ -65,6 +67,15 @@ def mean_se(x: torch.Tensor) -> tuple:
     return x.mean(-1).tolist(), se
 
 
+# What the figures share.
+FROM, TO = "layer-0 head that is read", "layer-1 head that reads"
+
+
+def head_names(layer: int, values: list) -> list[str]:
+    """The names of a layer's heads, as many as there are values."""
+    return [f"{layer}.{h}" for h in range(len(values))]
+
+
 # ------------------------------------------------------------------ 1. the model
 
 
@@ -92,7 +103,7 @@ def print_model(r: dict, results: dict, log: common.Log) -> None:
 
 def compute_path_expansion(a: Analysis, results: dict) -> dict:
     paths = a.paths
-    before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
+    before_1 = a.run.x0 + a.run.b_O[0] + paths.head_names(0)
     logits = common.logit_difference(a.run, paths.stream(2))
     return {"n_terms": results["sections"]["model"]["n_terms"],
             "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
@@ -117,7 +128,7 @@ def compute_term_importance(a: Analysis, results: dict) -> dict:
     run, paths, m = a.run, a.paths, results["sections"]["model"]
     orders = [paths.stream(n) for n in range(3)]
     start, real = common.virtual_by_source(run)
-    with_0, with_1 = orders[0] + paths.bias + paths.heads(0), orders[0] + paths.heads(1)
+    with_0, with_1 = orders[0] + paths.bias + paths.head_names(0), orders[0] + paths.head_names(1)
     streams = [*orders, orders[1] + start, orders[1] + real, with_0, with_1]
     loss = common.losses(run, [run.final, *(run.readout(s) for s in streams)])
     model, direct, first, second, plus_start, plus_real, plus_0, plus_1 = loss
@@ -179,6 +190,39 @@ def print_term_importance(r: dict, results: dict, log: common.Log) -> None:
             f"{d['given_other']:+.2f} vs direct path + layer-{other} heads")
 
 
+def plot_term_importance(r: dict, results: dict):
+    m = results["sections"]["model"]
+    figure, ax = common.new_figure(7, 4.4)
+    common.bars(ax, ["direct path\n(from a uniform guess)",
+                     f"single heads\n({m['n_single']} here, 24 in the paper's)",
+                     f"virtual heads\n({m['n_virtual']} here, 144 in the paper's)"],
+                {"the paper's model": PAPER_FALL, "this model": [-x for x in r["marginal"]]},
+                ("{:.1f}", "{:z.2f}"), {"this model": r["marginal_se"]})
+    ax.set_ylabel(f"fall of the loss (nats per token){_spread(r)}")
+    common.headline(figure, results, "how much each order of terms lowers the loss")
+    return figure
+
+
+def _spread(r: dict) -> str:
+    return f"\n± standard error, {r['n_sequences']} sequences" if r["marginal_se"] else ""
+
+
+def plot_virtual_removed(r: dict, results: dict):
+    figure, (left, right) = common.new_figure(12, 4.8, 1, 2, width_ratios=(1.7, 1))
+    cost = r["virtual_removed"]
+    common.heat_maps([left], [cost], head_names(1, cost), head_names(0, cost),
+                     "rise of the loss (nats per token)", 3, diverging=True)
+    left.set(title="One virtual head removed from the model", xlabel=FROM, ylabel=TO)
+    fall = [-r["marginal"][2], -r["start_delta"], -r["real_delta"]]
+    error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
+    common.bars(right, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
+                errors={"": error})
+    right.set(title="All added to the other terms", xlabel="what the layer-0 heads read",
+              ylabel=f"fall of the loss (nats per token){_spread(r)}")
+    common.headline(figure, results, "what the virtual heads are worth, one by one and together")
+    return figure
+
+
 # ------------------------------------------------------------------ 4. composition
 
 
@@ -238,6 +282,40 @@ def _score_line(s: dict, m: dict) -> str:
     h2, h1 = s["max_pair"]["h2"], s["max_pair"]["h1"]
     return (f"max {s['max']:.3f} (head 1.{h2} reads head 0.{h1}), mean {s['mean']:.3f}, pairs "
             f"above baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
+
+
+def plot_composition(r: dict, results: dict):
+    figure, axes = common.new_figure(13, 4.4, 1, 3, sharey=True)
+    _composition_maps(axes, r, "")
+    common.headline(figure, results, "composition scores minus the random baseline (framed: by "
+                    f"more than {THRESHOLD})")
+    return figure
+
+
+def plot_first_published(r: dict, results: dict):
+    figure, axes = common.new_figure(13, 7.6, 2, 3, sharex=True, sharey=True)
+    _composition_maps(axes[0], r, ", corrected")
+    _composition_maps(axes[1], r["first_published"], ", as first published")
+    common.headline(figure, results, "composition scores, corrected and as first published, minus "
+                    f"their own random baseline (framed: by more than {THRESHOLD})")
+    return figure
+
+
+def _composition_maps(axes, s: dict, what: str) -> None:
+    """Q, K and V side by side, each score minus the random baseline."""
+    from matplotlib.patches import Rectangle
+
+    baseline, scores = s["baseline"]["mean"], [s[kind]["scores"] for kind in "QKV"]
+    maps = [[[v - baseline for v in row] for row in of_kind] for of_kind in scores]
+    common.heat_maps(axes, maps, head_names(1, scores[0]), head_names(0, scores[0]),
+                     f"score \N{MINUS SIGN} its baseline, {baseline:.4f}", 3, diverging=True)
+    for ax, kind, values in zip(axes, "QKV", maps):
+        ax.set(title=f"{kind}-composition{what}", xlabel=FROM, ylabel=TO)
+        ax.label_outer()
+        for h2, h1 in ((i, j) for i, row in enumerate(values) for j, v in enumerate(row)
+                       if v > THRESHOLD):
+            ax.add_patch(Rectangle((h1 - 0.5, h2 - 0.5), 1, 1, fill=False, linewidth=2,
+                                   zorder=3))
 
 
 # ------------------------------------------------------------------ 5. attention scores
@@ -318,6 +396,27 @@ def print_attention_groups(r: dict, results: dict, log: common.Log) -> None:
         log(f"    head 1.{h}: " + ", ".join(f"0.{h1} {v:.2f}" for h1, v in enumerate(row)))
 
 
+def plot_attention_groups(r: dict, results: dict):
+    tv = r["tv"]
+    figure, ax = common.new_figure(8, 4)
+    common.bars(ax, head_names(1, tv["without_K"]), {"without Q terms": tv["without_Q"],
+                                                     "without K terms": tv["without_K"]})
+    ax.set(xlabel="layer-1 head", ylabel="total variation of the pattern (0 to 1)", ylim=(0, 1.05))
+    common.headline(figure, results, "change of the patterns without Q- or K-composition")
+    return figure
+
+
+def plot_without_K_of_head(r: dict, results: dict):
+    tv = r["tv_without_K_of_head"]
+    figure, ax = common.new_figure(7, 5)
+    common.heat_maps([ax], [tv], head_names(1, tv), head_names(0, tv),
+                     "total variation of the pattern (0 to 1)")
+    ax.set(xlabel="layer-0 head whose K term alone is removed",
+           ylabel="layer-1 head whose pattern changes")
+    common.headline(figure, results, "change of the patterns without one head's K term")
+    return figure
+
+
 # ------------------------------------------------------------------ 6. virtual heads
 
 
@@ -333,14 +432,21 @@ def _virtual_pattern(a: Analysis, h2: int, h1: int) -> dict:
             "future_max": product.triu(1).abs().max().item()}
 
 
+def _drawn(a: Analysis, v: dict) -> dict:
+    """A virtual head with its pattern on the first tokens of the first sequence."""
+    product = a.run.patterns[1, v["h2"], 0] @ a.run.patterns[0, v["h1"], 0]
+    return v | {"map": product[:N_MAP, :N_MAP].tolist(), "map_tokens": [
+        token_text(a.run.model, i) for i in a.run.tokens[0, :N_MAP].tolist()]}
+
+
 def compute_virtual_heads(a: Analysis, results: dict) -> dict:
     s = results["sections"]
     removed, V = s["term_importance"]["virtual_removed"], s["composition"]["V"]["scores"]
     heads = [_virtual_pattern(a, h2, h1) | {"v_composition": V[h2][h1],
                                             "loss_increase": removed[h2][h1]}
              for h2, h1 in pairs(a.paths.z_virtual)]
-    return {"most_important": max(heads, key=lambda v: v["loss_increase"]),
-            "most_two_back": max(heads, key=lambda v: v["pattern"][3]), "all": heads}
+    return {"most_important": _drawn(a, max(heads, key=lambda v: v["loss_increase"])),
+            "most_two_back": _drawn(a, max(heads, key=lambda v: v["pattern"][3])), "all": heads}
 
 
 def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
@@ -352,6 +458,22 @@ def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
             f"rows add up to 1 (max |sum - 1| {v['row_sum_error']:.1e}); future entries "
             f"{v['future_max']:g}; V-composition score {v['v_composition']:.3f}; removing it: loss "
             f"{v['loss_increase']:+.3f}")
+
+
+def plot_virtual_heads(r: dict, results: dict):
+    chosen = {"costs most when removed": r["most_important"],
+              "looks two back most": r["most_two_back"]}
+    tokens = [common.label(t) for t in r["most_important"]["map_tokens"]]
+    past = [[[w if j <= i else math.nan for j, w in enumerate(row)]
+             for i, row in enumerate(v["map"])] for v in chosen.values()]
+    figure, axes = common.new_figure(12, 6.4, 1, 2, sharey=True)
+    common.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
+    for ax, (what, v) in zip(axes, chosen.items()):
+        ax.set(title=f"1.{v['h2']} o 0.{v['h1']}: {what}", xlabel="token read (key)")
+    axes[0].set_ylabel("token that reads (query)")
+    common.headline(figure, results, "two virtual heads, their pattern A^h2 A^h1 on the first "
+                    f"{len(tokens)} tokens")
+    return figure
 
 
 @torch.no_grad()
@@ -395,6 +517,18 @@ def print_induction(r: dict, results: dict, log: common.Log) -> None:
         log("    " + ", ".join(f"{layer}.{h} {v:.2f}" for h, v in enumerate(row)))
 
 
+def plot_induction(r: dict, results: dict):
+    figure, axes = common.new_figure(12, 3.8, 1, 2, sharey=True)
+    for layer, ax in enumerate(axes):
+        score = r["score"][layer]
+        common.bars(ax, head_names(layer, score), {"": score}, errors={"": r["score_sd"][layer]})
+        ax.set(title=f"layer {layer}", xlabel="head", ylim=(0, 1.05))
+    axes[0].set_ylabel("induction score (share of attention)")
+    common.headline(figure, results, f"induction scores on {r['n_rows']} sequences of {r['n_ids']} "
+                    "random tokens, twice (± standard deviation)")
+    return figure
+
+
 def compute_counting(a: Analysis, results: dict) -> dict:
     """How many virtual heads of order 2 there are in a model of 12 layers of 12 heads."""
     layers, heads = 12, 12
@@ -410,7 +544,6 @@ def print_counting(r: dict, results: dict, log: common.Log) -> None:
 
 # ------------------------------------------------------------------ what the text derives
 
-PAPER_VIRTUAL = 0.3  # nats; what the virtual heads give in the paper's own model (section 3)
 SIX = (0.35, 0.46)  # the changes that the text counts six of, at two decimals (section 4)
 
 
@@ -430,7 +563,7 @@ def compute_claims(a: Analysis, results: dict) -> dict:
         "thresholds": {"composition": THRESHOLD, "loss": LOSS_THRESHOLD},
         "total_drop": total, "single_share": -t["marginal"][1] / total,
         "full_sum_minus_model": t["loss_by_order"][2] - t["loss_model"],
-        "virtual_over_paper": -t["marginal"][2] / PAPER_VIRTUAL,
+        "virtual_over_paper": -t["marginal"][2] / PAPER_FALL[2],
         "largest_run_through": sorted({f"1.{v['h2']}" for v in t["virtual_largest"]}),
         "pairs_above": sum(c[k]["n_above"] for k in "QKV"),
         "previous_token_head": f"0.{max(columns, key=lambda h: c['prev_token'][h])}",
@@ -454,7 +587,7 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
     log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule)")
     log(f"  all terms together: {r['total_drop']:.2f} nats, of them single heads "
         f"{r['single_share']:.0%}; virtual heads {r['virtual_over_paper']:.1f} times the paper's "
-        f"{PAPER_VIRTUAL}; full sum minus the model {r['full_sum_minus_model']:.1e}")
+        f"{PAPER_FALL[2]}; full sum minus the model {r['full_sum_minus_model']:.1e}")
     log(f"  the {len(results['sections']['term_importance']['virtual_largest'])} largest virtual "
         f"heads run through {', '.join(r['largest_run_through'])}; previous-token head "
         f"{r['previous_token_head']}; induction head {r['induction']['top']}, no other above "
@@ -552,6 +685,14 @@ SECTIONS = [
 ]
 
 FIGURES = [  # file name, section, plot
+    ("part5_term_importance", "term_importance", plot_term_importance),
+    ("part5_virtual_removed", "term_importance", plot_virtual_removed),
+    ("part5_composition", "composition", plot_composition),
+    ("part5_first_published", "composition", plot_first_published),
+    ("part5_attention_groups", "attention_groups", plot_attention_groups),
+    ("part5_without_K_of_head", "attention_groups", plot_without_K_of_head),
+    ("part5_virtual_heads", "virtual_heads", plot_virtual_heads),
+    ("part5_induction", "induction", plot_induction),
 ]
 ON_TEXT = {"model", "path_expansion", "term_importance", "composition", "attention_groups",
            "virtual_heads", "correction"}
