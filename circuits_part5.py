@@ -103,7 +103,7 @@ def print_model(r: dict, results: dict, log: common.Log) -> None:
 
 def compute_path_expansion(a: Analysis, results: dict) -> dict:
     paths = a.paths
-    before_1 = a.run.x0 + a.run.b_O[0] + paths.head_names(0)
+    before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
     logits = common.logit_difference(a.run, paths.stream(2))
     return {"n_terms": results["sections"]["model"]["n_terms"],
             "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
@@ -128,7 +128,7 @@ def compute_term_importance(a: Analysis, results: dict) -> dict:
     run, paths, m = a.run, a.paths, results["sections"]["model"]
     orders = [paths.stream(n) for n in range(3)]
     start, real = common.virtual_by_source(run)
-    with_0, with_1 = orders[0] + paths.bias + paths.head_names(0), orders[0] + paths.head_names(1)
+    with_0, with_1 = orders[0] + paths.bias + paths.heads(0), orders[0] + paths.heads(1)
     streams = [*orders, orders[1] + start, orders[1] + real, with_0, with_1]
     loss = common.losses(run, [run.final, *(run.readout(s) for s in streams)])
     model, direct, first, second, plus_start, plus_real, plus_0, plus_1 = loss

@@ -45,7 +45,8 @@ def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") 
     def error(*shape):
         return r.uniform(0.01, 0.2, shape).tolist() if n_sequences > 1 else None
 
-    return {"meta": {"script": "circuits_part5.py", "model": model}, "sections": {
+    meta = {"script": "circuits_part5.py", "dtype": "float32", "model": model}
+    return {"meta": meta, "sections": {
         "model": {"n_single": 2 * n_heads, "n_virtual": n_heads**2},
         "term_importance": {
             "marginal": [-0.684, -4.04, 0.2], "marginal_se": error(3), "n_sequences": n_sequences,
