@@ -4,17 +4,21 @@
     python circuits_part4.py --model mini    # the bundled one-layer model
     python circuits_part4.py --source " London" --prompt "My friend Ralph called." --next " Ralph"
 
-Writes results/part4.json (every number, full precision) and results/part4_stdout.txt (the log);
-for another model results/<model>/. Half a minute on two CPU cores at the public size. The text
-(--text, default the WikiText-2 test split) is one sequence of 1,000 tokens, or of the model's
-context where that is shorter; --tokens and --seq-len ask for more of it, or for less.
+Writes results/part4.json (every number, full precision), results/part4_stdout.txt (the log) and
+figures/part4_*; for another model results/<model>/ and figures/<model>/. Half a minute on two CPU
+cores at the public size. The text (--text, default the WikiText-2 test split) is one sequence of
+1,000 tokens, or of the model's context where that is shorter; --tokens and --seq-len ask for more
+of it, or for less.
 
-Each section of the article is a compute_x that returns plain numbers and a print_x that prints
-the article's lines from them. Expanded circuits stay factored: a row or a column at a time.
+Each section of the article is a compute_x that returns plain numbers, a print_x that prints the
+article's lines from them and a plot_x that draws its picture from them alone. Expanded circuits
+stay factored: a row or a column at a time.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import statistics
 import sys
@@ -26,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import common
-from common import cen
+from common import cen, label, token_text
 
 PUBLISHED_MODEL = "attn-only-1l"
 TEXT_TOKENS = 1000  # of the text, for the patterns on text (section 4)
@@ -35,19 +39,21 @@ LEANS = 0.5  # of the weight within 2 back: a head leans on position (our rule)
 PIECE = 300  # tokens of the piece that is decomposed both ways (section 6)
 RANKED = range(1000, 3000)  # source tokens of "top-1 self" and "top-5 self" (section 7)
 N_RANDOM = 20  # random heads (section 7)
+DECADES = 3  # of |l| below a head's largest that its picture shows (section 6)
 COPIES, MATTERS = 0.7, 0.01  # copy score, nats: where "copies" and "matters" begin (after 7)
 AGREE = 1e-9  # of sum |l|: trace, eigenvalues and diagonal are the same sum (section 7)
 
-# What the article leaves open; the first value of each comment is ours.
-CHOICES = {
-    "table_layernorm": "none",  # "none" | "QK" | "QK and OV": LayerNorm of W_E in the tables
-    "qk_scaled": False,  # False | True: 1 / sqrt(d_head) in the QK tables
-    "position_layernorm": True,  # True | False: of W_pos
-    "position_scaled": True,  # True | False: 1 / sqrt(d_head)
-    "position_biases": True,  # True | False: b_Q and b_K
-    "random_heads": "factors",  # "factors" | "all" | "head": what of a random head is Gaussian
-    "fold_value_biases": True,  # True | False: False leaves b_V in the values, and in the pushes
+# What the article leaves open; the first value is ours (--sweep tries the others).
+OPEN = {
+    "table_layernorm": ["none", "QK", "QK and OV"],  # LayerNorm of W_E in the tables
+    "qk_scaled": [False, True],  # 1 / sqrt(d_head) in the QK tables
+    "position_layernorm": [True, False],  # of W_pos
+    "position_scaled": [True, False],  # 1 / sqrt(d_head)
+    "position_biases": [True, False],  # b_Q and b_K
+    "fold_value_biases": [True, False],  # False leaves b_V in the values, and in the pushes
+    "random_heads": ["factors", "all", "head"],  # what of a random head is Gaussian
 }
+CHOICES = {name: values[0] for name, values in OPEN.items()}
 
 # The rows of the article; " two" is ours, after the paper's.
 ROWS = [(0, " perfect"), (0, " Ralph"), (0, " large"), (6, " couldn"), (7, " Paris"), (0, " two")]
@@ -134,12 +140,6 @@ def row(base: dict, compute) -> dict:
 def skipped(r: dict) -> str:
     """Why a row was skipped, for the log."""
     return f"skipped: {r['skipped']}" + (f" {r['pieces']}" if r["pieces"] else "")
-
-
-def token_text(model, token: int) -> str:
-    """A token as text, its space with it; bytes that are no whole character, by their name."""
-    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
-    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
 
 
 def token_id(model, word: str) -> int:
@@ -319,6 +319,37 @@ def print_skip_trigrams(r: list[dict], results: dict, log: common.Log) -> None:
         "LayerNorm, biases and every other path are left out")
 
 
+def plot_skip_trigrams(r: list[dict], results: dict):
+    """The table: a row per source, the largest entry of each list first."""
+    shown, size = [t for t in r if "skipped" not in t], 9
+    if not shown:
+        return None
+    four = [""] * 4
+    rows = [["head", "source", "top destinations (QK)", *four, "top out tokens (OV)", *four]]
+    rows += [[f"0.{t['head']}", label(t["source"]), *map(label, t["dest"] + t["out"])]
+             for t in shown]
+    widths = [max(common.text_width(x, size) for x in column[i > 1:]) + 0.2 + 0.2 * (i in (1, 6))
+              for i, column in enumerate(zip(*rows))]
+    lefts = list(itertools.accumulate(widths, initial=0))
+    figure, ax = common.new_figure(max(lefts[-1], 8) + 0.2, 0.25 * len(rows) + 1.35)
+    shade = dict(facecolor=common.COLOURS[4], alpha=0.4, linewidth=0, pad=2)
+    word = lambda cell: cell.strip("' ").lower()  # noqa: E731
+    for i, row in enumerate(rows):
+        for j, (x, cell) in enumerate(zip(lefts, row)):
+            own = j > 1 and word(cell) == word(row[1])
+            ax.text(x, i, cell, fontsize=size, va="center", bbox=shade if own else None)
+    ax.hlines((-0.6, 0.5, len(rows) - 0.4), 0, lefts[-1], color="black", linewidth=(1.2, 0.6, 1.2))
+    ax.set(xlim=(0, max(lefts[-1], 8)), ylim=(len(rows) - 0.3, -0.7))
+    ax.set_axis_off()
+    missing = ", ".join(label(t["source"]) for t in r if "skipped" in t)
+    figure.supxlabel(
+        "A row reads [source] … [destination] → [out]; the largest entry of each list is first. "
+        "Shaded: the source's own word.\nA list ranks the entries of one head and is no prediction."
+        + f"\nSkipped, not in this model: {missing}." * bool(missing), fontsize=size)
+    common.headline(figure, results, "skip-trigrams read from the weights, head by head")
+    return figure
+
+
 # ------------------------------------------------------------------ 3. at work
 
 
@@ -390,6 +421,55 @@ def _print_word(w: dict, log: common.Log) -> None:
         f"on \"{w['source']}\"")
 
 
+def plot_at_work(r: dict, results: dict):
+    """What one head reads in a prompt, and every head's push on the next token."""
+    sample = r["sample"]["word"] if r["sample"] else r["ralph"]
+    word = sample if "skipped" in r["ralph"] else r["ralph"]
+    if "skipped" in word:
+        return None
+    out, source, n = label(word["next"]), label(word["source"]), len(word["pushes"])
+    widths = [common.text_width(label(t), 9) + 0.2 for t in [*word["tokens"], word["next"]]]
+    figure, (strip, ax) = common.new_figure(max(8, sum(widths) + 1, min(n + 1, 13)), 4.8, 2,
+                                            height_ratios=(1, 2.6))
+    draw_prompt(strip, word, widths)
+    series = {"whole head": word["pushes"],
+              f"through {source} alone": word["pushes_through_source"]}
+    common.bars(ax, [f"0.{h}" for h in range(n)], series, "{:+.2f}")
+    ax.set(xlabel="head", ylabel=f"push on the logit of {out} (logits)")
+    kind = f" (sample text; {label(r['ralph']['next'])} was skipped)" * (word is not r["ralph"])
+    common.headline(figure, results,
+                    f"each head's push on {out} after {label(word['tokens'][-1])}{kind}")
+    return figure
+
+
+def draw_prompt(ax, word: dict, widths: list[float]) -> None:
+    """The tokens of a prompt and the next one, `widths` inches each, an arrow to what is read."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path
+
+    ends = list(itertools.accumulate(widths))
+    x = [end - width / 2 for end, width in zip(ends, widths)]
+    x[-1] += 0.5
+    for i, (at, token) in enumerate(zip(x, [*word["tokens"], word["next"]])):
+        read, last = token == word["source"], i == len(x) - 1
+        box = dict(facecolor=common.COLOURS[0 if last else 1] if read or last else "0.8", alpha=0.4,
+                   linewidth=0, boxstyle="round,pad=0.25")
+        ax.text(at, 0, label(token), ha="center", va="center", fontsize=9, bbox=box)
+        if read and not last:
+            curve = Path([(x[-2], 0.3), (x[-2], 1.1), (at, 1.1), (at, 0.3)], [1, 4, 4, 4])
+            ax.add_patch(FancyArrowPatch(path=curve, arrowstyle="-|>", mutation_scale=12,
+                                         color="black"))
+            ax.text((at + x[-2]) / 2, 1, f"head 0.{word['head']} reads {label(token)} with weight "
+                    f"{word['attention']:.2f}", ha="center", va="bottom", fontsize=9)
+    ax.text(x[-1], 0.38, f"{word['pushes'][word['head']]:+.2f} logits", ha="center", va="bottom",
+            fontsize=9)
+    ax.annotate("", (x[-1] - widths[-1] / 2, 0), (ends[-2], 0),
+                arrowprops={"arrowstyle": "-|>", "color": "black"})
+    middle, half = (ends[-1] + 0.5) / 2, max(ends[-1] + 0.9, 0.95 * ax.figure.get_figwidth()) / 2
+    ax.set(xlim=(middle - half, middle + half), ylim=(-0.4, 1.4))
+    ax.set_axis_off()
+
+
 # ------------------------------------------------------------------ 4. position
 
 
@@ -423,6 +503,32 @@ def print_positional(r: dict, results: dict, log: common.Log) -> None:
         log(f"  OV of head 0.{t['head']}, source {t['source']!r:15} -> "
             f"{skipped(t) if 'skipped' in t else t['out']}")
     log("  (these too rank inside one head and are not predictions)")
+
+
+def names_of_heads(results: dict) -> list[str]:
+    """0.0, 0.1, ..., with a star at those that lean on position."""
+    r = results["sections"]["positional"]
+    return [f"0.{h}" + "*" * (h in r["lean"]) for h in range(len(r["from_positions"]))]
+
+
+def plot_positional(r: dict, results: dict):
+    """Attention by distance, from the position embeddings alone and on text, on one scale."""
+    heads, meta = names_of_heads(results), results["meta"]
+    figure, axes = common.new_figure(min(max(len(heads) + 1, 9), 12), 5.6, 2, sharex=True,
+                                     sharey=True)
+    titles = (f"from the position embeddings alone (query at {r['query']})",
+              f"on text, the mean over {meta['n_tokens']:,} tokens")
+    distances = ("on the token itself", "1 back", "2 back")
+    for ax, rows, title in zip(axes, (r["from_positions"], r["on_text"]), titles):
+        series = {d: list(values) for d, values in zip(distances, zip(*rows))}
+        common.bars(ax, heads, series)
+        ax.set_title(title, loc="left")
+        ax.set_ylabel("share of attention")
+    if len(series) > 1:
+        axes[1].get_legend().remove()
+    axes[1].set_xlabel(f"head (* leans on position: more than {LEANS} in the upper panel)")
+    common.headline(figure, results, "attention of every head 0, 1 and 2 tokens back")
+    return figure
 
 
 # ------------------------------------------------------------------ 5. the bug
@@ -524,6 +630,26 @@ def _print_bug(r: dict, log: common.Log) -> None:
             f"0.{p['other_head']} pushes {one} {p['push_0_' + str(p['other_head'])]:+.2f}")
 
 
+def plot_keep(r: dict, results: dict):
+    """The pushes of one head through one source after two prompts: one ratio."""
+    bugs = [b for b in (r, r["sample"]) if b and "skipped" not in b]
+    found = [(b, [p for p in b["prompts"] if "skipped" not in p]) for b in bugs]
+    bug, prompts = next((x for x in found if x[1]), (None, None))
+    if not bug:
+        return None
+    source, (one, two) = label(bug["source"]), bug["pair"]
+    ratio = lambda p: "-" if p["ratio"] is None else f"{p['ratio']:.2f}"  # noqa: E731
+    groups = [f"{label(p['prompt'], 40)}\nreads {source} with weight {p['attention']:.2f}\n"
+              f"{label(two)} / {label(one)} = {ratio(p)}" for p in prompts]
+    figure, ax = common.new_figure(8, 4.2)
+    common.bars(ax, groups, {label(w): [p["through"][w] for p in prompts] for w in (one, two)},
+                "{:+.2f}")
+    ax.set_ylabel(f"push through {source} (logits)")
+    common.headline(figure, results, f"the bug of head 0.{bug['head']}: one ratio after {source}, "
+                    "whatever the destination")
+    return figure
+
+
 # ------------------------------------------------------------------ 6. eigenvalues
 
 
@@ -609,6 +735,59 @@ def print_eigen(r: dict, results: dict, log: common.Log) -> None:
         f"most {c['rest']:.1e}")
 
 
+def plot_eigenvalues(r: dict, results: dict):
+    """The eigenvalues of every head and of one random head: direction, and size on a log scale."""
+    panels = [(f"head 0.{h}", x["eigenvalues"], x["copy_score"])
+              for h, x in enumerate(r["heads"])]
+    panels.append(("a random head", r["random"]["eigenvalues"], r["random"]["copy_score"][0]))
+    columns = math.ceil(len(panels) ** 0.5)
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = common.new_figure(max(7, 2.3 * columns), 2.4 * rows + 1, rows, columns,
+                                     squeeze=False, subplot_kw={"projection": "polar"})
+    for ax in axes.flat[len(panels):]:
+        ax.remove()
+    for ax, (name, values, score) in zip(axes.flat, panels):
+        size = [math.hypot(*v) for v in values]
+        radius = [max(0, math.log10(s / max(size)) + DECADES) if s else 0 for s in size]
+        ax.plot((0, 0), (0, DECADES), color="black", linewidth=1.2)  # the positive real axis
+        ax.scatter([math.atan2(im, re) for re, im in values], radius, s=16, alpha=0.7, linewidth=0,
+                   c=[common.COLOURS[0 if re > 0 else 5] for re, _ in values], clip_on=False,
+                   zorder=3)
+        ax.set(rlim=(0, DECADES), rticks=range(1, DECADES))
+        ax.set_yticklabels([])
+        ax.set_thetagrids((0, 90, 180, 270), ("+", "+i", "−", "−i"))
+        ax.tick_params(pad=0)
+        largest = f"{max(size):,.0f}" if max(size) >= 100 else f"{max(size):.3g}"
+        ax.set_title(f"{name}: copy score {score:+.2f}\nlargest |λ| {largest}", fontsize=9)
+    figure.supxlabel(
+        "Distance from the centre: |λ| on a log scale, a factor of 10 from ring to ring, the\n"
+        f"largest of the head at the rim, 1/{10**DECADES:,} of it or less at the centre.\n"
+        "Black line: the positive real axis. Blue: positive real part.", fontsize=9)
+    common.headline(figure, results, f"the {len(panels[0][1])} non-zero eigenvalues λ of every OV "
+                    "circuit")
+    return figure
+
+
+def plot_copy_scores(r: dict, results: dict):
+    """The copy score of every head, the largest first, and the band of the random heads."""
+    heads, random = names_of_heads(results), r["random"]["copy_score"]
+    scores = [x["copy_score"] for x in r["heads"]]
+    order = sorted(range(len(heads)), key=lambda h: -scores[h])
+    figure, ax = common.new_figure(max(8, 0.6 * len(heads) + 1), 4.2)
+    common.bars(ax, [heads[h] for h in order], {"copy score": [scores[h] for h in order]},
+                "{:+.2f}")
+    ax.axhspan(min(random), max(random), -0.01, 1.01, facecolor="0.85", edgecolor="black",
+               linestyle="--", linewidth=0.8, zorder=0, label=f"{len(random)} random heads: "
+               f"{min(random):+.3f} to {max(random):+.3f}")
+    for text in ax.texts:
+        text.set_bbox(dict(facecolor="white", linewidth=0, pad=0.8))
+    ax.set(ylim=(-1.15, 1.15), ylabel="copy score  Σλ / Σ|λ|  (dimensionless)",
+           xlabel="head (* leans on position)")
+    ax.legend(handles=ax.patches[-1:], frameon=False, loc="lower right", bbox_to_anchor=(1, 1))
+    common.headline(figure, results, "the copy score of every head, against random heads")
+    return figure
+
+
 # ------------------------------------------------------------------ 7. copying
 
 
@@ -641,6 +820,31 @@ def print_copying(r: list[dict], results: dict, log: common.Log) -> None:
     log(f"  (diagonal: of all {sizes['d_vocab']:,} tokens; self: of "
         f"{'all tokens' if every else f'tokens {first:,} to {last:,}'}, a tie is not first; real "
         f"or complex, positive or not: to {common.REAL:g} of |l|)")
+
+
+def plot_copying(r: list[dict], results: dict):
+    """The measures of copying side by side, one unit equally high in all."""
+    heads, s = names_of_heads(results), results["sections"]
+    first, last = r[0]["sources"]
+    scores, some = [x["copy_score"] for x in s["eigen"]["heads"]], f"tokens {first:,} to {last:,}"
+    all_tokens = f"all {s['sizes']['d_vocab']:,} tokens"
+    measures = {"copy score": scores,
+                f"diagonal > 0: share of {all_tokens} that raise themselves":
+                    [x["diagonal_positive"] for x in r],
+                f"top-1 self: share of {some} that raise no token more": [x["top1"] for x in r],
+                f"top-5 self: share of {some} that are among the five they raise most":
+                    [x["top5"] for x in r]}
+    low = min(0, *scores) - 0.25
+    figure, axes = common.new_figure(max(8, 0.6 * len(heads) + 1), 6.4, 4, sharex=True,
+                                     height_ratios=(1.25 - low, 1.25, 1.25, 1.25))
+    for ax, (name, values) in zip(axes, measures.items()):
+        score = values is scores
+        common.bars(ax, heads, {name: values}, "{:+.2f}" if score else "{:.2f}")
+        ax.set(ylim=(low if score else 0, 1.25), ylabel="Σλ / Σ|λ|" if score else "share")
+        ax.set_title(name, loc="left", fontsize=10)
+    axes[-1].set_xlabel("head (* leans on position)")
+    common.headline(figure, results, "the measures of copying side by side")
+    return figure
 
 
 # ------------------------------------------------------------------ what the text derives
@@ -866,8 +1070,22 @@ SECTIONS = [
 ]
 
 FIGURES = [  # file name, section, plot
+    ("part4_skip_trigrams", "skip_trigrams", plot_skip_trigrams),
+    ("part4_at_work", "at_work", plot_at_work),
+    ("part4_positional", "positional", plot_positional),
+    ("part4_keep", "keep", plot_keep),
+    ("part4_eigenvalues", "eigen", plot_eigenvalues),
+    ("part4_copy_scores", "eigen", plot_copy_scores),
+    ("part4_copying", "copying", plot_copying),
 ]
-SCRIPT = common.Script("circuits_part4.py", SECTIONS, FIGURES, PUBLISHED_MODEL)
+TABLES = {"skip_trigrams", "positional", "keep"}
+SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
+    {"table_layernorm": TABLES, "qk_scaled": TABLES},
+    dict.fromkeys(("position_layernorm", "position_scaled", "position_biases"), {"positional"}),
+    {"fold_value_biases": {"sizes", "at_work", "positional", "keep"}},
+    {"random_heads": {"eigen"}},
+]
+SCRIPT = common.Script("circuits_part4.py", SECTIONS, FIGURES, PUBLISHED_MODEL, SWEEPS)
 
 
 def parse(argv: list[str] | None):
@@ -890,19 +1108,31 @@ def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     if done := common.without_model(SCRIPT, args):
         return done
-    processing = common.PROCESSING | {"fold_value_biases": CHOICES["fold_value_biases"]}
-    model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
-                                      processing)
-    one = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
-    n_tokens = one if args.tokens is None else args.tokens
-    tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
-                                      default_len=min(TEXT_TOKENS, n_tokens))
-    a = Analysis(
-        run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
-        B=model.W_O[0].double() @ model.W_U.double(), meta=text, choices=CHOICES, seed=args.seed,
-        sample=source["model"] == "mini-1l", sources=tuple(args.source),
-        prompt=(args.prompt, args.next) if args.next is not None else None)
-    meta = common.run_meta(SCRIPT.file, source, text, args, CHOICES) | {"processing": processing}
+
+    @functools.lru_cache(maxsize=1)
+    def prepare(fold_value_biases: bool) -> dict:
+        """What no other choice changes."""
+        processing = common.PROCESSING | {"fold_value_biases": fold_value_biases}
+        model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
+                                          processing)
+        one = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
+        n_tokens = one if args.tokens is None else args.tokens
+        tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
+                                          default_len=min(TEXT_TOKENS, n_tokens))
+        meta = common.run_meta(SCRIPT.file, source, text, args, {}) | {"processing": processing}
+        return dict(
+            run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
+            B=model.W_O[0].double() @ model.W_U.double(), meta=meta, seed=args.seed,
+            sample=source["model"] == "mini-1l", sources=tuple(args.source),
+            prompt=(args.prompt, args.next) if args.next is not None else None)
+
+    def analyse(choices: dict) -> tuple[Analysis, dict]:
+        a = Analysis(choices=choices, **prepare(choices["fold_value_biases"]))
+        return a, a.meta | {"choices": choices}
+
+    if args.sweep:
+        return common.sweep(SCRIPT, args, analyse, OPEN)
+    a, meta = analyse(CHOICES)
     return common.run_sections(SCRIPT, meta, args, a)
 
 

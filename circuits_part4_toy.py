@@ -2,8 +2,9 @@
 
     python circuits_part4_toy.py
 
-Writes results/part4_toy.json (every number) and results/part4_toy_stdout.txt (the log). It reads
-no model and no text, and takes about two seconds, nearly all of them for starting PyTorch.
+Writes results/part4_toy.json (every number), results/part4_toy_stdout.txt (the log) and
+figures/part4_toy_*. It reads no model and no text, and takes about three seconds, nearly all of
+them for starting PyTorch and for the figures.
 
 Each example goes through the kernels of common.py that the real model goes through. The article
 writes M = P Q [out, source] for an OV circuit; the kernels take the factors of M^T [source, out].
@@ -30,6 +31,8 @@ MATRICES = {  # M of a head on two tokens, and vectors to try (section 2)
     "pathological": (((-1, 6), (-1, 4)), ((2, 1), (3, 1))),
     "negative": (((-2, -1), (-1, -2)), ()),  # ours: the first with all its signs turned
 }
+NAMES = {"copy": "a copying head", "swap": "a swapping head", "rotation": "a rotating head",
+         "pathological": "a pathological one", "negative": "the first, negative"}
 P, Q = (1, 2, 0), (1, 1, 1)  # a column and a row (section 3)
 PUSH = dict(entry=4, weights=(0.5, 0.1))  # (section 4)
 
@@ -75,6 +78,26 @@ def print_keep(r: dict, log: common.Log) -> None:
         log(f"  after \"{b}\": {terms}; ratio bay/mind {r['ratio'][b]:g}")
 
 
+def plot_keep(r: dict, results: dict):
+    """What the text needs, and what one head gives."""
+    (low, high), (one, two) = (sorted(r[k], key=r[k].get) for k in ("weights", "entries"))
+    figure, (needs, gives) = common.new_figure(9, 3.8, 1, 2)
+    common.bars(needs, [f"after '{b}'" for b in (low, high)], {one: [1, 0.2], two: [0.2, 1]}, None)
+    for bars, labels in zip(needs.containers, (("high", "low"), ("low", "high"))):
+        needs.bar_label(bars, labels, padding=2, fontsize=8)
+    needs.set(ylabel="push", yticks=[])
+    needs.set_title("what the text needs", loc="left")
+    needs.get_legend().remove()
+    groups = [f"after '{b}'\nweight {r['weights'][b]:g} on 'keep'\n{two} / {one} = "
+              f"{r['ratio'][b]:g}" for b in (low, high)]
+    common.bars(gives, groups, {c: [r["pushes"][b][c] for b in (low, high)] for c in (one, two)},
+                "{:+.1f}")
+    gives.set_ylabel("push (logits)")
+    gives.set_title("what one head gives", loc="left")
+    figure.suptitle("by hand: one head reads 'keep', and has one ratio after every destination")
+    return figure
+
+
 # ------------------------------------------------------------------ 2. eigenvalues
 
 
@@ -116,24 +139,46 @@ def number(value: list[float]) -> str:
 
 def print_matrices(r: dict, log: common.Log) -> None:
     log("== 2. EIGENVALUES OF FIVE HEADS ON TWO TOKENS (rows: out tokens; columns: tokens read)")
-    labels = {"copy": "a copying head", "swap": "a swapping head", "rotation": "a rotating head",
-              "pathological": "a pathological one", "negative": "the first, negative"}
     log(f"  {'':<20}{'rows of M':<18}{'eigenvalues':<13}{'copy score':>10}   diagonal    sums")
     for name, m in r.items():
         values = ", ".join(number(v) for v in m["eigenvalues"])
-        log(f"  {labels[name]:<20}{plain(m['M']):<18}{values:<13}{m['copy_score']:>10g}   "
+        log(f"  {NAMES[name]:<20}{plain(m['M']):<18}{values:<13}{m['copy_score']:>10g}   "
             f"{vector(m['diagonal']):<10}{m['trace']:>3g} ={m['sum']:>3g}")
     log("  sums: of the diagonal (the trace) = of the eigenvalues")
     for name, m in r.items():
         for t in m["vectors"]:
-            log(f"  {labels[name]}: M {vector(t['v'])} = {vector(t['Mv'])} = {t['factor']:g} "
+            log(f"  {NAMES[name]}: M {vector(t['v'])} = {vector(t['Mv'])} = {t['factor']:g} "
                 f"{vector(t['v'])}")
     log(f"  {'':<20}angle of the eigenvectors   their condition   token 1, 2 read: its own place")
     for name, m in r.items():
-        log(f"  {labels[name]:<20}{m['angle']:>17.1f} degrees{m['condition']:>18.1f}   "
+        log(f"  {NAMES[name]:<20}{m['angle']:>17.1f} degrees{m['condition']:>18.1f}   "
             f"{m['self_rank'][0]:>14}, {m['self_rank'][1]}")
     log(f"  the pathological one, reading token 1: logits {vector(r['pathological']['columns'][0])}"
         ", so token 1 lowers itself")
+
+
+def plot_matrices(r: dict, results: dict):
+    """What each head of the article does to the two logits, and its eigenvectors."""
+    figure, axes = common.new_figure(10, 3.7, 1, 4)
+    for ax, name in zip(axes, ("copy", "swap", "rotation", "pathological")):
+        m = r[name]
+        for t in m["vectors"]:
+            ax.axline((0, 0), t["v"], color="0.6", linestyle="--", linewidth=1, label="eigenvector")
+        for i, (x, y) in enumerate(m["columns"]):
+            ax.annotate("", (x, y), (0, 0), arrowprops={
+                "color": common.COLOURS[i], "width": 2, "headwidth": 8, "headlength": 8})
+            ax.plot(x, y, color=common.COLOURS[i], label=f"reading token {i + 1}")
+        limit = 1.25 * max(map(abs, sum(m["columns"], [])))
+        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal",
+               xlabel="logit of token 1", ylabel="logit of token 2")
+        ax.locator_params(nbins=5, integer=True)
+        values = ", ".join(number(v) for v in m["eigenvalues"])
+        angle = f"eigenvectors {m['angle']:.1f}° apart" if m["vectors"] else "no real eigenvector"
+        ax.set_title(f"{NAMES[name]}: score {m['copy_score']:g}\neigenvalues {values}\n{angle}\n"
+                     f"token 1 read: logits {vector(m['columns'][0])}", fontsize=9)
+    figure.legend(handles=axes[0].lines[1:], loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle("by hand: what reading a token does to two logits, and the eigenvectors")
+    return figure
 
 
 # ------------------------------------------------------------------ 3. AB and BA
@@ -262,6 +307,8 @@ SECTIONS = [
 ]
 
 FIGURES = [  # file name, section, plot
+    ("part4_toy_keep", "keep", plot_keep),
+    ("part4_toy_matrices", "matrices", plot_matrices),
 ]
 SCRIPT = common.Script("circuits_part4_toy.py", SECTIONS, FIGURES)
 

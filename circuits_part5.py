@@ -12,6 +12,7 @@ the article's lines from them.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from dataclasses import dataclass
@@ -20,26 +21,29 @@ import torch
 from jaxtyping import Float
 
 import common
-from common import cen, pairs
+from common import cen, pairs, token_text
 
 PUBLISHED_MODEL = "attn-only-2l"
 N_TOKENS = 3072  # of the text, BOS counted
 THRESHOLD = 0.05  # above the random baseline, a pair counts as composing (section 4)
 LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (section 3)
+PAPER_FALL = (1.8, 5.2, 0.3)  # nats; what each order gives in the paper's own model (section 3)
 N_BASELINE = 200  # pairs of random matrices (section 4)
+N_MAP = 24  # positions of a virtual head's pattern that are kept to be drawn (section 6)
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
 
-# What the article leaves open; the first value of each comment is ours.
-CHOICES = {
-    "seq_len": 256,  # 256 | 128 | 512 | 1024: tokens of a sequence
-    "bos_counted": True,  # True | False: the start token is one of them
-    "join": "\n\n",  # "\n\n" | "\n" | "": between the rows of WikiText
-    "keep_blank": True,  # True | False: blank rows of WikiText
-    "bias_is_moved": False,  # False | True: b_O(0) counts as moved by layer 0
-    "median": "middle two",  # "middle two" | "lower": of the 64 removal losses
-    "distinct_places": False,  # False | True: virtual patterns over rows i >= 3 only
-    "induction_ids": 50,  # 50 | 20 | 100 | 200: random tokens before they repeat
+# What the article leaves open; the first value is ours (--sweep tries the others).
+OPEN = {
+    "seq_len": [256, 128, 512, 1024],  # tokens of a sequence
+    "bos_counted": [True, False],  # the start token is one of them
+    "join": ["\n\n", "\n", ""],  # between the rows of WikiText
+    "keep_blank": [True, False],  # blank rows of WikiText
+    "distinct_places": [False, True],  # virtual patterns over rows i >= 3 only
+    "bias_is_moved": [False, True],  # b_O(0) counts as moved by layer 0
+    "median": ["middle two", "lower"],  # of the 64 removal losses
+    "induction_ids": [50, 20, 100, 200],  # random tokens before they repeat
 }
+CHOICES = {name: values[0] for name, values in OPEN.items()}
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,15 @@ def mean_se(x: torch.Tensor) -> tuple:
     n = x.shape[-1]
     se = (x.std(-1) / math.sqrt(n)).tolist() if n > 1 else None
     return x.mean(-1).tolist(), se
+
+
+# What the figures share.
+FROM, TO = "layer-0 head that is read", "layer-1 head that reads"
+
+
+def head_names(layer: int, values: list) -> list[str]:
+    """The names of a layer's heads, as many as there are values."""
+    return [f"{layer}.{h}" for h in range(len(values))]
 
 
 # ------------------------------------------------------------------ 1. the model
@@ -177,6 +190,39 @@ def print_term_importance(r: dict, results: dict, log: common.Log) -> None:
             f"{d['given_other']:+.2f} vs direct path + layer-{other} heads")
 
 
+def plot_term_importance(r: dict, results: dict):
+    m = results["sections"]["model"]
+    figure, ax = common.new_figure(7, 4.4)
+    common.bars(ax, ["direct path\n(from a uniform guess)",
+                     f"single heads\n({m['n_single']} here, 24 in the paper's)",
+                     f"virtual heads\n({m['n_virtual']} here, 144 in the paper's)"],
+                {"the paper's model": PAPER_FALL, "this model": [-x for x in r["marginal"]]},
+                ("{:.1f}", "{:z.2f}"), {"this model": r["marginal_se"]})
+    ax.set_ylabel(f"fall of the loss (nats per token){_spread(r)}")
+    common.headline(figure, results, "how much each order of terms lowers the loss")
+    return figure
+
+
+def _spread(r: dict) -> str:
+    return f"\n± standard error, {r['n_sequences']} sequences" if r["marginal_se"] else ""
+
+
+def plot_virtual_removed(r: dict, results: dict):
+    figure, (left, right) = common.new_figure(12, 4.8, 1, 2, width_ratios=(1.7, 1))
+    cost = r["virtual_removed"]
+    common.heat_maps([left], [cost], head_names(1, cost), head_names(0, cost),
+                     "rise of the loss (nats per token)", 3, diverging=True)
+    left.set(title="One virtual head removed from the model", xlabel=FROM, ylabel=TO)
+    fall = [-r["marginal"][2], -r["start_delta"], -r["real_delta"]]
+    error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
+    common.bars(right, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
+                errors={"": error})
+    right.set(title="All added to the other terms", xlabel="what the layer-0 heads read",
+              ylabel=f"fall of the loss (nats per token){_spread(r)}")
+    common.headline(figure, results, "what the virtual heads are worth, one by one and together")
+    return figure
+
+
 # ------------------------------------------------------------------ 4. composition
 
 
@@ -236,6 +282,40 @@ def _score_line(s: dict, m: dict) -> str:
     h2, h1 = s["max_pair"]["h2"], s["max_pair"]["h1"]
     return (f"max {s['max']:.3f} (head 1.{h2} reads head 0.{h1}), mean {s['mean']:.3f}, pairs "
             f"above baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
+
+
+def plot_composition(r: dict, results: dict):
+    figure, axes = common.new_figure(13, 4.4, 1, 3, sharey=True)
+    _composition_maps(axes, r, "")
+    common.headline(figure, results, "composition scores minus the random baseline (framed: by "
+                    f"more than {THRESHOLD})")
+    return figure
+
+
+def plot_first_published(r: dict, results: dict):
+    figure, axes = common.new_figure(13, 7.6, 2, 3, sharex=True, sharey=True)
+    _composition_maps(axes[0], r, ", corrected")
+    _composition_maps(axes[1], r["first_published"], ", as first published")
+    common.headline(figure, results, "composition scores, corrected and as first published, minus "
+                    f"their own random baseline (framed: by more than {THRESHOLD})")
+    return figure
+
+
+def _composition_maps(axes, s: dict, what: str) -> None:
+    """Q, K and V side by side, each score minus the random baseline."""
+    from matplotlib.patches import Rectangle
+
+    baseline, scores = s["baseline"]["mean"], [s[kind]["scores"] for kind in "QKV"]
+    maps = [[[v - baseline for v in row] for row in of_kind] for of_kind in scores]
+    common.heat_maps(axes, maps, head_names(1, scores[0]), head_names(0, scores[0]),
+                     f"score \N{MINUS SIGN} its baseline, {baseline:.4f}", 3, diverging=True)
+    for ax, kind, values in zip(axes, "QKV", maps):
+        ax.set(title=f"{kind}-composition{what}", xlabel=FROM, ylabel=TO)
+        ax.label_outer()
+        for h2, h1 in ((i, j) for i, row in enumerate(values) for j, v in enumerate(row)
+                       if v > THRESHOLD):
+            ax.add_patch(Rectangle((h1 - 0.5, h2 - 0.5), 1, 1, fill=False, linewidth=2,
+                                   zorder=3))
 
 
 # ------------------------------------------------------------------ 5. attention scores
@@ -316,6 +396,27 @@ def print_attention_groups(r: dict, results: dict, log: common.Log) -> None:
         log(f"    head 1.{h}: " + ", ".join(f"0.{h1} {v:.2f}" for h1, v in enumerate(row)))
 
 
+def plot_attention_groups(r: dict, results: dict):
+    tv = r["tv"]
+    figure, ax = common.new_figure(8, 4)
+    common.bars(ax, head_names(1, tv["without_K"]), {"without Q terms": tv["without_Q"],
+                                                     "without K terms": tv["without_K"]})
+    ax.set(xlabel="layer-1 head", ylabel="total variation of the pattern (0 to 1)", ylim=(0, 1.05))
+    common.headline(figure, results, "change of the patterns without Q- or K-composition")
+    return figure
+
+
+def plot_without_K_of_head(r: dict, results: dict):
+    tv = r["tv_without_K_of_head"]
+    figure, ax = common.new_figure(7, 5)
+    common.heat_maps([ax], [tv], head_names(1, tv), head_names(0, tv),
+                     "total variation of the pattern (0 to 1)")
+    ax.set(xlabel="layer-0 head whose K term alone is removed",
+           ylabel="layer-1 head whose pattern changes")
+    common.headline(figure, results, "change of the patterns without one head's K term")
+    return figure
+
+
 # ------------------------------------------------------------------ 6. virtual heads
 
 
@@ -331,14 +432,21 @@ def _virtual_pattern(a: Analysis, h2: int, h1: int) -> dict:
             "future_max": product.triu(1).abs().max().item()}
 
 
+def _drawn(a: Analysis, v: dict) -> dict:
+    """A virtual head with its pattern on the first tokens of the first sequence."""
+    product = a.run.patterns[1, v["h2"], 0] @ a.run.patterns[0, v["h1"], 0]
+    return v | {"map": product[:N_MAP, :N_MAP].tolist(), "map_tokens": [
+        token_text(a.run.model, i) for i in a.run.tokens[0, :N_MAP].tolist()]}
+
+
 def compute_virtual_heads(a: Analysis, results: dict) -> dict:
     s = results["sections"]
     removed, V = s["term_importance"]["virtual_removed"], s["composition"]["V"]["scores"]
     heads = [_virtual_pattern(a, h2, h1) | {"v_composition": V[h2][h1],
                                             "loss_increase": removed[h2][h1]}
              for h2, h1 in pairs(a.paths.z_virtual)]
-    return {"most_important": max(heads, key=lambda v: v["loss_increase"]),
-            "most_two_back": max(heads, key=lambda v: v["pattern"][3]), "all": heads}
+    return {"most_important": _drawn(a, max(heads, key=lambda v: v["loss_increase"])),
+            "most_two_back": _drawn(a, max(heads, key=lambda v: v["pattern"][3])), "all": heads}
 
 
 def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
@@ -350,6 +458,22 @@ def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
             f"rows add up to 1 (max |sum - 1| {v['row_sum_error']:.1e}); future entries "
             f"{v['future_max']:g}; V-composition score {v['v_composition']:.3f}; removing it: loss "
             f"{v['loss_increase']:+.3f}")
+
+
+def plot_virtual_heads(r: dict, results: dict):
+    chosen = {"costs most when removed": r["most_important"],
+              "looks two back most": r["most_two_back"]}
+    tokens = [common.label(t) for t in r["most_important"]["map_tokens"]]
+    past = [[[w if j <= i else math.nan for j, w in enumerate(row)]
+             for i, row in enumerate(v["map"])] for v in chosen.values()]
+    figure, axes = common.new_figure(12, 6.4, 1, 2, sharey=True)
+    common.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
+    for ax, (what, v) in zip(axes, chosen.items()):
+        ax.set(title=f"1.{v['h2']} o 0.{v['h1']}: {what}", xlabel="token read (key)")
+    axes[0].set_ylabel("token that reads (query)")
+    common.headline(figure, results, "two virtual heads, their pattern A^h2 A^h1 on the first "
+                    f"{len(tokens)} tokens")
+    return figure
 
 
 @torch.no_grad()
@@ -393,6 +517,18 @@ def print_induction(r: dict, results: dict, log: common.Log) -> None:
         log("    " + ", ".join(f"{layer}.{h} {v:.2f}" for h, v in enumerate(row)))
 
 
+def plot_induction(r: dict, results: dict):
+    figure, axes = common.new_figure(12, 3.8, 1, 2, sharey=True)
+    for layer, ax in enumerate(axes):
+        score = r["score"][layer]
+        common.bars(ax, head_names(layer, score), {"": score}, errors={"": r["score_sd"][layer]})
+        ax.set(title=f"layer {layer}", xlabel="head", ylim=(0, 1.05))
+    axes[0].set_ylabel("induction score (share of attention)")
+    common.headline(figure, results, f"induction scores on {r['n_rows']} sequences of {r['n_ids']} "
+                    "random tokens, twice (± standard deviation)")
+    return figure
+
+
 def compute_counting(a: Analysis, results: dict) -> dict:
     """How many virtual heads of order 2 there are in a model of 12 layers of 12 heads."""
     layers, heads = 12, 12
@@ -408,7 +544,6 @@ def print_counting(r: dict, results: dict, log: common.Log) -> None:
 
 # ------------------------------------------------------------------ what the text derives
 
-PAPER_VIRTUAL = 0.3  # nats; what the virtual heads give in the paper's own model (section 3)
 SIX = (0.35, 0.46)  # the changes that the text counts six of, at two decimals (section 4)
 
 
@@ -428,7 +563,7 @@ def compute_claims(a: Analysis, results: dict) -> dict:
         "thresholds": {"composition": THRESHOLD, "loss": LOSS_THRESHOLD},
         "total_drop": total, "single_share": -t["marginal"][1] / total,
         "full_sum_minus_model": t["loss_by_order"][2] - t["loss_model"],
-        "virtual_over_paper": -t["marginal"][2] / PAPER_VIRTUAL,
+        "virtual_over_paper": -t["marginal"][2] / PAPER_FALL[2],
         "largest_run_through": sorted({f"1.{v['h2']}" for v in t["virtual_largest"]}),
         "pairs_above": sum(c[k]["n_above"] for k in "QKV"),
         "previous_token_head": f"0.{max(columns, key=lambda h: c['prev_token'][h])}",
@@ -452,7 +587,7 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
     log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule)")
     log(f"  all terms together: {r['total_drop']:.2f} nats, of them single heads "
         f"{r['single_share']:.0%}; virtual heads {r['virtual_over_paper']:.1f} times the paper's "
-        f"{PAPER_VIRTUAL}; full sum minus the model {r['full_sum_minus_model']:.1e}")
+        f"{PAPER_FALL[2]}; full sum minus the model {r['full_sum_minus_model']:.1e}")
     log(f"  the {len(results['sections']['term_importance']['virtual_largest'])} largest virtual "
         f"heads run through {', '.join(r['largest_run_through'])}; previous-token head "
         f"{r['previous_token_head']}; induction head {r['induction']['top']}, no other above "
@@ -466,6 +601,76 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
         f"{r['heads_1_0_to_1_5']['tv_min']:.2f} to {r['heads_1_0_to_1_5']['tv_max']:.2f}")
 
 
+# ------------------------------------------------------------------ beyond the article
+
+CHANGES = 0.1  # total variation; without its K term, a pair that changes a pattern more is causal
+
+
+def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None:
+    """Spearman's correlation of two maps [h2][h1]; equal values share their mean rank. None where
+    one of the two is constant."""
+    ranks = []
+    for v in (torch.tensor(x, dtype=torch.float64).flatten(), torch.tensor(y).double().flatten()):
+        below, equal = (v[:, None] > v).sum(1), (v[:, None] == v).sum(1)
+        rank = below + (equal.double() + 1) / 2
+        ranks.append(rank - rank.mean())
+    size = ranks[0].norm() * ranks[1].norm()
+    return (ranks[0] @ ranks[1] / size).item() if size > 0 else None
+
+
+def compute_correction(a: Analysis, results: dict) -> dict:
+    """What the correction of the composition score changes, and what the causal tests say.
+
+    A pair is called where its score is above the baseline of its own formula + THRESHOLD. The
+    causal test of K-composition takes the K term of one layer-0 head out of a layer-1 head's
+    scores; that of V-composition removes the virtual head. For Q there is none here.
+    """
+    s = results["sections"]
+    tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CHANGES),
+             "V": (s["term_importance"]["virtual_removed"], LOSS_THRESHOLD)}
+    corrected, found = s["composition"], {}
+    forms = {"corrected": corrected, "first_published": corrected["first_published"]}
+    above = lambda rows, least: [{"h2": h2, "h1": h1} for h2, row in enumerate(rows)  # noqa: E731
+                                 for h1, v in enumerate(row) if v > least]
+    for kind in "QKV":
+        maps = {name: form[kind]["scores"] for name, form in forms.items()}
+        called = {name: above(maps[name], form["baseline"]["mean"] + THRESHOLD)
+                  for name, form in forms.items()}
+        found[kind] = {"rank_correlation": rank_correlation(*maps.values()), "called": called}
+        if kind in tests:
+            changes, least = tests[kind]
+            causal = above(changes, least)
+            found[kind] |= {"causal": causal, "causal_threshold": least, "supported": {
+                name: sum(p in causal for p in those) for name, those in called.items()},
+                "rank_correlation_with_change": {
+                    name: rank_correlation(scores, changes) for name, scores in maps.items()}}
+    return found
+
+
+def print_correction(r: dict, results: dict, log: common.Log) -> None:
+    c = results["sections"]["composition"]
+    number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
+    log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
+    log("  corrected | as first published; * above the formula's own random baseline + "
+        f"{THRESHOLD}")
+    for kind in "QKV":
+        k = r[kind]
+        log(f"  {kind}-composition: rank correlation of the two maps "
+            f"{number(k['rank_correlation'])}")
+        for h2, rows in enumerate(zip(c[kind]["scores"], c["first_published"][kind]["scores"])):
+            log(f"    head 1.{h2}: " + " | ".join(
+                " ".join(f"{v:.3f}" + " *"[{"h2": h2, "h1": h1} in k["called"][name]]
+                         for h1, v in enumerate(row)) for row, name in zip(rows, k["called"])))
+    for kind, what in (("K", "its K term alone taken out changes the pattern by more than"),
+                       ("V", "the virtual head removed costs more nats than")):
+        k = r[kind]
+        log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} pairs")
+        for name, label in (("corrected", "corrected"), ("first_published", "as first published")):
+            log(f"    {label}: {len(k['called'][name])} pairs called, the test supports "
+                f"{k['supported'][name]}; rank correlation of score and change "
+                f"{number(k['rank_correlation_with_change'][name])}")
+
+
 SECTIONS = [
     ("model", compute_model, print_model),
     ("path_expansion", compute_path_expansion, print_path_expansion),
@@ -476,11 +681,29 @@ SECTIONS = [
     ("induction", compute_induction, print_induction),
     ("counting", compute_counting, print_counting),
     ("claims", compute_claims, print_claims),
+    ("correction", compute_correction, print_correction),
 ]
 
 FIGURES = [  # file name, section, plot
+    ("part5_term_importance", "term_importance", plot_term_importance),
+    ("part5_virtual_removed", "term_importance", plot_virtual_removed),
+    ("part5_composition", "composition", plot_composition),
+    ("part5_first_published", "composition", plot_first_published),
+    ("part5_attention_groups", "attention_groups", plot_attention_groups),
+    ("part5_without_K_of_head", "attention_groups", plot_without_K_of_head),
+    ("part5_virtual_heads", "virtual_heads", plot_virtual_heads),
+    ("part5_induction", "induction", plot_induction),
 ]
-SCRIPT = common.Script("circuits_part5.py", SECTIONS, FIGURES, PUBLISHED_MODEL)
+ON_TEXT = {"model", "path_expansion", "term_importance", "composition", "attention_groups",
+           "virtual_heads", "correction"}
+SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
+    dict.fromkeys(("seq_len", "bos_counted", "join", "keep_blank"), ON_TEXT)
+    | {"distinct_places": {"virtual_heads"}},
+    {"bias_is_moved": ON_TEXT - {"model", "composition"}},
+    {"median": {"term_importance"}},
+    {"induction_ids": {"induction"}},
+]
+SCRIPT = common.Script("circuits_part5.py", SECTIONS, FIGURES, PUBLISHED_MODEL, SWEEPS)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -488,14 +711,27 @@ def main(argv: list[str] | None = None) -> dict:
     if done := common.without_model(SCRIPT, args):
         return done
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
-    tokens, text = common.load_tokens(
-        model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
-        args.seq_len, CHOICES["bos_counted"], CHOICES["join"], CHOICES["keep_blank"],
-        default_len=CHOICES["seq_len"])
-    choices = CHOICES | {"seq_len": tokens.shape[1] - (not CHOICES["bos_counted"])}
-    run = common.freeze(model, tokens)
-    a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
-    meta = common.run_meta(SCRIPT.file, source, text, args, choices)
+
+    @functools.lru_cache(maxsize=1)
+    def freeze(seq_len: int | None, bos_counted: bool, join: str, keep_blank: bool):
+        tokens, text = common.load_tokens(
+            model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
+            seq_len, bos_counted, join, keep_blank, default_len=CHOICES["seq_len"])
+        return common.freeze(model, tokens), text
+
+    def analyse(choices: dict) -> tuple[Analysis, dict]:
+        run, text = freeze(*(choices[k] for k in ("seq_len", "bos_counted", "join", "keep_blank")))
+        length = run.tokens.shape[1] - (not choices["bos_counted"])
+        choices = choices | {"seq_len": length}
+        a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
+        return a, common.run_meta(SCRIPT.file, source, text, args, choices)
+
+    a, meta = analyse(CHOICES | {"seq_len": args.seq_len})
+    if args.sweep:
+        here = OPEN | {"seq_len": list(dict.fromkeys([a.choices["seq_len"], *OPEN["seq_len"]]))}
+        if a.meta["rows_sha256"] is None:  # no rows to join
+            here |= {name: OPEN[name][:1] for name in ("join", "keep_blank")}
+        return common.sweep(SCRIPT, args, analyse, here)
     return common.run_sections(SCRIPT, meta, args, a)
 
 

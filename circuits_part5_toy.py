@@ -69,18 +69,39 @@ def compute_path_expansion() -> dict:
             "x1": flat(x1), "x2": flat(x2), "max_abs_diff": (total - x2).abs().max().item()}
 
 
+def path_labels(r: dict) -> dict:
+    return {"direct": "direct path", "head_1": f"head 1 alone (w1 = {r['w1']:g})",
+            "head_2": f"head 2 alone (w2 = {r['w2']:g})", "virtual": "virtual head, 2 o 1"}
+
+
 def print_path_expansion(r: dict, log: common.Log) -> None:
     log("== 1. FOUR PATHS ADD UP TO A TWO-LAYER OUTPUT (a stream of one number per token)")
     log("  " + " " * 36 + "".join(f"{f'token {i}':>9}" for i in (1, 2, 3)))
-    labels = {"direct": "direct path", "head_1": f"head 1 alone (w1 = {r['w1']:g})",
-              "head_2": f"head 2 alone (w2 = {r['w2']:g})", "virtual": "virtual head, 2 o 1"}
-    for name, label in labels.items():
+    for name, label in path_labels(r).items():
         log(row(label, r["paths"][name]))
     log(row("sum of the four paths", r["sum"]))
     log(row("run the normal way, after layer 1", r["x1"]))
     log(row("run the normal way, after layer 2", r["x2"]))
     log(f"  token 3: {' + '.join(f'{v:g}' for v in r['token_3'])} = {r['sum'][2]:g}; "
         f"max |diff| over all tokens = {r['max_abs_diff']:g}")
+
+
+def plot_path_expansion(r: dict, results: dict):
+    figure, ax = common.new_figure(6.4, 5)
+    names, below = [f"token {i}" for i in range(1, 4)], [0.0] * 3
+    for (path, label), colour in zip(path_labels(r).items(), common.COLOURS):
+        drawn = ax.bar(names, r["paths"][path], 0.5, below, color=colour, label=label,
+                       edgecolor="white")
+        ax.bar_label(drawn, fmt="{:g}", label_type="center", fontsize=9,
+                     color=common.ink(colour))
+        below = [a + b for a, b in zip(below, r["paths"][path])]
+    ax.hlines(r["x2"], [-0.32, 0.68, 1.68], [0.32, 1.32, 2.32], "black", linewidth=2,
+              label="the two layers, run the normal way")
+    ax.bar_label(drawn, [f"{total:g}" for total in r["sum"]], padding=4, fontweight="bold")
+    ax.set_ylabel("stream (one number per token, no unit)")
+    ax.legend(frameon=False, loc="upper left", reverse=True)
+    figure.suptitle("The toy model: four paths add up to the output of two layers")
+    return figure
 
 
 # ------------------------------------------------------------------ 2. patterns
@@ -109,6 +130,20 @@ def print_previous_tokens(r: dict, log: common.Log) -> None:
             f"2 back {two:.2f}")
     log(f"  rows of the product add up to {[round(v, 2) for v in r['row_sums']]}; future entries "
         f"{r['future_max']:g}")
+
+
+def plot_previous_tokens(r: dict, results: dict):
+    figure, axes = common.new_figure(9.6, 3.4, 1, 3, sharey=True)
+    tokens = [f"{i}" for i in range(1, len(r["product"]) + 1)]
+    common.heat_maps(axes, [r["pattern"], r["pattern"], r["product"]], tokens, tokens,
+                     "weight (share of a row)", 0)
+    for ax, title in zip(axes, ("layer 1: one back", "layer 2: one back",
+                                "their product: two back")):
+        ax.set(title=title, xlabel="token read")
+    axes[0].set_ylabel("token that reads")
+    figure.suptitle("The toy model: two previous-token patterns make a virtual head that looks "
+                    "two back")
+    return figure
 
 
 # ------------------------------------------------------------------ 3. one score
@@ -338,6 +373,8 @@ SECTIONS = [
 ]
 
 FIGURES = [  # file name, section, plot
+    ("part5_toy_path_expansion", "path_expansion", plot_path_expansion),
+    ("part5_toy_previous_tokens", "previous_tokens", plot_previous_tokens),
 ]
 SCRIPT = common.Script("circuits_part5_toy.py", SECTIONS, FIGURES)
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pathlib
@@ -26,6 +28,7 @@ import platform
 import shutil
 import signal
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -313,6 +316,12 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
     except Exception as e:
         raise UserError(f"the tokenizer fails on {text[:20]!r} ({_cause(e)}): fetch "
                         "its files again") from None
+
+
+def token_text(model: HookedTransformer, token: int) -> str:
+    """A token as text, its space with it; bytes that are no whole character, by their name."""
+    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
 
 
 def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
@@ -870,6 +879,315 @@ def self_rank(
     return ranks
 
 
+# ================================================================================= Comparison
+
+PUBLISHED = HERE / "results" / "published"
+ROUNDING = 4  # units of relative rounding of its dtype that a run may be off beside a printed digit
+AGREES, DIFFERS, MISSING = "agrees", "DIFFERS", "MISSING"
+EXPLAINED, STALE, NOT_COMPARED = "explained", "EXPLAINED, BUT AGREES", "not compared"
+DISAGREE = (DIFFERS, MISSING, STALE)
+OTHER_MODEL, OTHER_TEXT = "of another model", "of another text"
+
+
+def read_published(stem: str) -> dict:
+    """What the article prints: {source, model, rows_sha256 of its text, on_text (the keys that
+    depend on it), entries, paper, explained}. Data: no run writes it."""
+    try:
+        published, explained = (json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+                                for name in (stem, "explained"))
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read {stem}.json and explained.json in {PUBLISHED} ({_cause(e)}): "
+                        "fetch them again with the scripts") from None
+    return published | {"explained": {e["key"]: e["reason"] for e in explained.get(stem, [])}}
+
+
+def look_up(results: dict, key: str):
+    """The value under a dotted key of a results file's sections; None where there is none."""
+    value = results["sections"]
+    for part in key.split("."):
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (LookupError, TypeError, ValueError):
+            return None
+    return value
+
+
+def is_number(x) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _leaves(value, key: str = ""):
+    """(key, value) of everything in a results tree that is no table or list."""
+    items = value.items() if isinstance(value, dict) else (
+        enumerate(value) if isinstance(value, list) else None)
+    if items is None:
+        yield key, value
+    for k, v in items or ():
+        yield from _leaves(v, f"{key}.{k}" if key else str(k))
+
+
+def miss(entry: dict, ours, results: dict) -> float:
+    """By how much ours misses a published entry, in units of the last printed digit; 0 where the
+    two agree, 1 for a wrong word or a value of another type.
+
+    exact    the same; to 1e-9 where it is computed (toys)
+    rounded  within half a unit, and the rounding error of the run's dtype
+    bound    at most 4 times what is printed
+    range    every value within the two ends, rounded as they are
+    sampled  draws that overlap the published range; one value within 4 standard errors of it
+    """
+    kind, value, decimals = entry["kind"], entry["value"], entry["decimals"]
+    unit = 10.0 ** -(decimals or 0)
+    half = 0.0 if decimals is None else unit / 2
+    error = ROUNDING * torch.finfo(DTYPES[results["meta"]["dtype"]]).eps
+    found = dict(_leaves(ours))
+    if kind in ("exact", "rounded"):
+        wanted = dict(_leaves(value))
+        if wanted.keys() != found.keys():
+            return 1.0
+        slack = (lambda x: half + error * abs(x)) if kind == "rounded" else (
+            lambda x: 1e-9 * max(1, abs(x)) if isinstance(x, float) else 0)
+        return max((_off(wanted[k], x, slack(x) if is_number(x) else 0, unit)
+                    for k, x in found.items()), default=0.0)
+    if not found or not all(map(is_number, found.values())):
+        return 1.0
+    low, high = min(found.values()), max(found.values())
+    if kind == "bound":
+        return 0.0 if high <= 4 * value else high / unit
+    if kind == "sampled" and is_number(value):
+        sd = look_up(results, entry["spread"])
+        return _off(value, low, half + 4 * sd / entry["n"]**0.5, unit) if is_number(sd) else 1.0
+    first, last = (v if v is not None else end for v, end in zip(value, (-torch.inf, torch.inf)))
+    if kind == "sampled":
+        low, high = high, low
+    beyond = max(first - low, high - last, 0.0)
+    return beyond / unit if beyond > half + error * max(abs(low), abs(high)) else 0.0
+
+
+def _off(wanted, ours, slack: float, unit: float) -> float:
+    if not (is_number(wanted) and is_number(ours)):
+        return float(wanted != ours or is_number(wanted) != is_number(ours))
+    return 0.0 if abs(ours - wanted) <= slack else max(1.0, round(abs(ours - wanted) / unit))
+
+
+def shown(entry: dict, ours) -> str:
+    """Our value as the article would print it."""
+    decimals = entry["decimals"]
+    if ours is None:
+        return "-"
+    if "format" in entry:
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            return entry["format"].format(ours, **ours if isinstance(ours, dict) else {})
+    if isinstance(ours, list):
+        return "[" + ", ".join(shown(entry, x) for x in ours) + "]"
+    if not is_number(ours) or decimals is None:
+        return ours if isinstance(ours, str) else f"{ours:.3g}" if is_number(ours) else repr(ours)
+    if entry["kind"] == "bound":
+        return f"{ours:.1e}"
+    sign = "+" if entry["printed"].startswith("+") else ""
+    return f"{round(ours, decimals):{sign},.{max(decimals, 0)}f}"
+
+
+def compare(published: dict, results: dict) -> list[dict]:
+    """Every published entry against a run's results, in the article's order.
+
+    Returns:
+        a row each: {key, section, printed, ours, difference, verdict, miss, why}. What belongs to
+        another model or text than the run's, or is marked as not comparable, is not compared.
+    """
+    meta, rows = results["meta"], []
+    same_model = meta.get("model") == published.get("model")
+    same_text = meta.get("rows_sha256") == published.get("rows_sha256")
+    for e in published["entries"]:
+        ours = look_up(results, e["key"])
+        on_text = e["key"].startswith(tuple(published.get("on_text", ())))
+        why = e.get("reason") or (OTHER_MODEL if not same_model else
+                                  OTHER_TEXT if on_text and not same_text else "")
+        if e["kind"] != "not comparable" and (e.get("model_independent") or not why):
+            off, why = miss(e, ours, results), published["explained"].get(e["key"], "")
+            verdict = MISSING if ours is None else DIFFERS if off else AGREES
+            if why:
+                verdict = EXPLAINED if off else STALE
+        else:
+            off, verdict = 0.0, NOT_COMPARED
+        both = is_number(ours) and is_number(e["value"])
+        digits = f"+.{e['decimals'] + 1}f" if (e["decimals"] or -1) >= 0 else "+.1g"
+        rows.append({"key": e["key"], "section": e["section"], "printed": e["printed"],
+                     "ours": shown(e, ours), "verdict": verdict, "miss": off, "why": why,
+                     "difference": format(ours - e["value"], digits) if both else ""})
+    return rows
+
+
+def compare_results(a: dict, b: dict, rtol: float) -> list[dict]:
+    """Two results files: every value of the one against the other's, rows as compare gives them.
+    Numbers that are no counts agree within rtol, relative above 1 and absolute below."""
+    ours, theirs = (dict(_leaves(r["sections"])) for r in (a, b))
+    rows = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        x, y = ours.get(key), theirs.get(key)
+        close = key in ours and key in theirs and type(x) is type(y) and (
+            abs(x - y) <= rtol * max(1, abs(x), abs(y)) if isinstance(x, float) else x == y)
+        missing = key not in ours or key not in theirs
+        both = is_number(x) and is_number(y)
+        rows.append({"key": key, "section": "", "printed": repr(x), "ours": repr(y), "miss": 0.0,
+                     "verdict": AGREES if close else MISSING if missing else DIFFERS, "why": "",
+                     "difference": f"{y - x:+.1g}" if both else ""})
+    return rows
+
+
+def print_comparison(rows: list[dict], log: Log, every: bool) -> None:
+    """The summary of a comparison, and its rows: every one, or only what does not agree."""
+    count = {v: sum(r["verdict"] == v for r in rows) for v in (AGREES, *DISAGREE, EXPLAINED)}
+    compared = sum(count.values())
+    log(f"  {compared} of {len(rows)} compared: {count[AGREES]} agree, "
+        f"{sum(count[v] for v in DISAGREE)} disagree, {count[EXPLAINED]} explained")
+    for why in sorted({r["why"] for r in rows if r["verdict"] == NOT_COMPARED}):
+        log(f"  {sum(r['why'] == why for r in rows)} not compared: {why}")
+    section = None
+    for r in rows:
+        if r["verdict"] in (*DISAGREE, EXPLAINED) or (
+                every and r["why"] not in (OTHER_MODEL, OTHER_TEXT)):
+            if r["section"] != section:
+                section = r["section"]
+                log(f"  {section}")
+            log(f"    {r['key']:<44} {r['printed']:>14} {r['ours']:>14} {r['difference']:>8}  "
+                f"{r['verdict']}" + (f": {r['why']}" if r["why"] else ""))
+
+
+def print_context(published: dict, results: dict, log: Log) -> None:
+    """The paper's own figures beside ours: other models, never compared."""
+    log("== THE PAPER'S OWN FIGURES, OF OTHER MODELS: FOR CONTEXT, NEVER COMPARED")
+    for p in published["paper"]:
+        ours = look_up(results, p["beside"]) if p.get("beside") else None
+        ours = f"{ours:.4g}" if isinstance(ours, float) else "-" if ours is None else str(ours)
+        log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {ours}")
+
+
+def diff(script: Script, args: argparse.Namespace) -> dict:
+    """--diff: the published numbers against a results file, or one results file against another.
+
+    Raises:
+        SystemExit: with 1 if anything disagrees. UserError: a file cannot be read.
+    """
+    files = [pathlib.Path(f) for f in args.diff]
+    files = files or [output_dirs(args, script.model)[0] / f"{script.stem}.json"]
+    if len(files) > 2:
+        raise UserError("--diff takes a results file, or two: python "
+                        f"{script.file} --diff A.json B.json")
+    results, log = [read_results(f, script) for f in files], Log()
+    if len(files) == 2:
+        log(f"== {files[0]} AGAINST {files[1]} (to {args.rtol:g}, relative above 1)")
+        a, b = (dict(_leaves(r["meta"])) for r in results)
+        for key in sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k)):
+            log(f"  meta.{key}: {a.get(key)} | {b.get(key)}")
+        rows = compare_results(*results, args.rtol)
+        print_comparison(rows, log, every=False)
+    else:
+        published = read_published(script.stem)
+        log(f"== WHAT THE ARTICLE PRINTS AGAINST {files[0]}: printed, ours, ours - printed")
+        rows = compare(published, results[0])
+        print_comparison(rows, log, every=True)
+        if published["paper"]:
+            print_context(published, results[0], log)
+    if any(r["verdict"] in DISAGREE for r in rows):
+        raise SystemExit(1)
+    return results[0]
+
+
+# ================================================================================ Open choices
+
+
+def sweep(
+    script: Script, args: argparse.Namespace, analyse, alternatives: dict[str, list]
+) -> dict:
+    """Try every setting of what the article leaves open, and see which one its numbers speak for.
+
+    The groups of script.sweeps are tried in turn, the choices of a group jointly and the earlier
+    winners kept. A setting's merit is how many published numbers it reproduces, then the sum of
+    misses; where equal settings differ in a choice, that choice is not identifiable.
+
+    Args:
+        analyse: analyse(choices) gives (analysis, meta); a UserError rules the setting out.
+        alternatives: the values of each choice, the default first.
+
+    Writes sweep_{stem}.json and its log.
+    """
+    published, log, groups = read_published(script.stem), Log(), []
+    choices = {name: values[0] for name, values in alternatives.items()}
+    analysis, meta = analyse(choices)
+    results = {"meta": meta, "sections": {}}
+    _recompute(script, analysis, results, {name for name, *_ in script.sections})
+    log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR ({meta['model']})")
+    for affects in script.sweeps:
+        group = _sweep_group(script, published, results, analyse, choices, alternatives, affects)
+        choices, results = choices | group["winner"], group.pop("results")
+        _print_group(group, log)
+        groups.append(group)
+    log("  the defaults stay as they are until somebody who has the weights changes them")
+    found = {"meta": meta, "groups": groups, "winner": choices}
+    wrote = write_results(results_dir(args, script.model), f"sweep_{script.stem}", found, log)
+    notice("wrote " + ", ".join(map(str, wrote)))
+    return found
+
+
+def _recompute(script: Script, analysis, results: dict, names: set[str]) -> None:
+    for name, compute, _ in script.sections:
+        if name in names:
+            results["sections"][name] = compute(analysis, results)
+
+
+def _sweep_group(script, published, results, analyse, choices, alternatives, affects) -> dict:
+    """All settings of one group of choices; `affects` maps each to the sections that it changes."""
+    names, settings, best = list(affects), [], None
+    touched = {"claims"}.union(*affects.values())
+    now, results = choices, {"meta": results["meta"], "sections": dict(results["sections"])}
+    for values in progress([*itertools.product(*(alternatives[n] for n in names))], "settings"):
+        one = dict(zip(names, values))
+        try:
+            analysis, _ = analyse(choices | one)
+        except UserError as e:
+            settings.append({"setting": one, "ruled_out": str(e)})
+            continue
+        changed = [affects[n] for n in names if now[n] != one[n]]
+        _recompute(script, analysis, results, {"claims"}.union(*changed) if changed else set())
+        now = choices | one
+        rows = [r for r in compare(published, results) if r["verdict"] != NOT_COMPARED
+                and r["key"].split(".")[0] in touched]
+        worst = max(rows, key=lambda r: r["miss"], default=None)
+        settings.append({
+            "setting": one, "reproduced": sum(not r["miss"] for r in rows), "of": len(rows),
+            "misses": float(sum(r["miss"] for r in rows)),
+            "largest_miss": worst and {"key": worst["key"], "units": worst["miss"]}})
+        if best is None or _merit(settings[-1]) > _merit(best[0]):
+            best = settings[-1], dict(results["sections"])
+    equal = [s["setting"] for s in settings if "misses" in s and _merit(s) == _merit(best[0])]
+    default = {n: choices[n] for n in names}
+    return {"choices": names, "settings": settings, "equal": equal,
+            "winner": default if default in equal else best[0]["setting"],
+            "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1
+                                 or len(alternatives[n]) == 1],
+            "results": {"meta": results["meta"], "sections": best[1]}}
+
+
+def _merit(setting: dict) -> tuple:
+    return setting["reproduced"], -setting["misses"]
+
+
+def _print_group(group: dict, log: Log) -> None:
+    say = lambda setting: ", ".join(f"{k} {v!r}" for k, v in setting.items())  # noqa: E731
+    log(f"  {', '.join(group['choices'])}: {len(group['settings'])} settings")
+    for s in group["settings"]:
+        if "ruled_out" in s:
+            log(f"    {say(s['setting'])}: not possible here ({s['ruled_out'].split(':')[0]})")
+            continue
+        worst = s["largest_miss"]
+        log(f"    {say(s['setting'])}: {s['reproduced']} of {s['of']} published numbers; largest "
+            + (f"miss {worst['units']:.0f} units ({worst['key']})" if worst and worst["units"]
+               else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
+    log(f"    wins: {say(group['winner'])}; cannot be told apart: "
+        f"{', '.join(group['not_identifiable']) or 'none'}")
+
+
 # ==================================================================================== Figures
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
@@ -880,6 +1198,7 @@ STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200,
     "image.interpolation": "nearest", "svg.hashsalt": "circuits",  # the same file every time
     "text.parse_math": False,  # a token may be "$$"
+    "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08,
 }
 
 
@@ -898,17 +1217,32 @@ def _drawable() -> frozenset[int]:
     return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
 
 
-def label(token: str) -> str:
-    """A token in quotes for a figure: what is no printable sign of its font is written as Python
-    escapes it, so that no token can break the figure."""
-    plain = (c if c.isprintable() and ord(c) in _drawable() else ascii(c)[1:-1] for c in token)
-    return f"'{''.join(plain)}'"
+def drawable(text: str) -> str:
+    """A text for a figure: what is no printable sign of its font is written as Python escapes it,
+    so that no token or file name can break the figure."""
+    return "".join(_signs(text))
+
+
+def _signs(text: str) -> list[str]:
+    return [c if c.isprintable() and ord(c) in _drawable() else ascii(c)[1:-1] for c in text]
+
+
+def label(token: str, limit: int = 18) -> str:
+    """A token in quotes for a figure, as drawable() writes it; one that is longer than `limit`
+    ends in an ellipsis."""
+    signs, short = _signs(token), ""
+    if sum(map(len, signs)) <= limit:
+        return f"'{''.join(signs)}'"
+    while len(short) + len(signs[0]) < limit:
+        short += signs.pop(0)
+    return f"'{short}…'"
 
 
 def heat_map(ax, values, rows: list[str], columns: list[str], bar: str, digits: int | None = 2,
              limits: tuple[float, float] | None = None, diverging: bool = False):
-    """values [row, column] as coloured cells with their numbers in them (digits None: without),
-    and a colour bar with the label `bar`. Diverging scales are centred on zero."""
+    """values [row, column] as coloured cells with their numbers in them (digits None: without; and
+    without where they would not fit), and a colour bar with the label `bar`, if there is one.
+    Diverging scales are centred on zero."""
     import numpy as np
 
     values = np.asarray(values, dtype=float)
@@ -917,16 +1251,83 @@ def heat_map(ax, values, rows: list[str], columns: list[str], bar: str, digits: 
     low, high = (-max(map(abs, limits)), max(map(abs, limits))) if diverging else limits
     image = ax.imshow(values, cmap=DIVERGING if diverging else SEQUENTIAL, vmin=low, vmax=high,
                       aspect="auto")
-    ax.set_xticks(range(len(columns)), columns)
+    ax.set_xticks(range(len(columns)), columns, rotation=0 if font_size(ax, columns, 9) else 90)
     ax.set_yticks(range(len(rows)), rows)
-    for (i, j), v in np.ndenumerate(values) if digits is not None else ():
-        r, g, b, _ = image.cmap(image.norm(v))
-        dark = 0.299 * r + 0.587 * g + 0.114 * b < 0.5
-        ax.text(j, i, f"{v:.{digits}f}", ha="center", va="center", fontsize=7,
-                color="white" if dark else "black")
+    cells = [[f"{v:z.{digits or 0}f}" for v in row] for row in values]
+    size = font_size(ax, max(cells, key=lambda row: max(map(len, row))), 9, 8, 7)
+    for (i, j), v in np.ndenumerate(values) if digits is not None and size else ():
+        ax.text(j, i, cells[i][j], ha="center", va="center", fontsize=size,
+                color=ink(image.cmap(image.norm(v))))
+    for axis, n in ((ax.xaxis, len(columns)), (ax.yaxis, len(rows))):
+        axis.set_ticks([i + 0.5 for i in range(n - 1)], minor=True)
+    ax.grid(which="minor", color="white", linewidth=0.6)
     ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    return ax.figure.colorbar(image, ax=ax, label=bar)
+    ax.tick_params(which="both", length=0)
+    return ax.figure.colorbar(image, ax=ax, label=bar) if bar else None
+
+
+def ink(colour) -> str:
+    """Black or white, whichever can be read on a colour."""
+    from matplotlib.colors import to_rgb
+
+    r, g, b = to_rgb(colour)
+    return "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else "black"
+
+
+def font_size(ax, texts: list[str], *sizes: float) -> float | None:
+    """The first of the sizes at which these texts have room side by side across the axes."""
+    room = ax.figure.get_figwidth() * ax.get_position().width / len(texts)
+    return next((s for s in sizes if text_width(max(texts, key=len), s) + 0.05 < room), None)
+
+
+def heat_maps(axes, maps, rows: list[str], columns: list[str], bar: str, digits: int | None = 2,
+              diverging: bool = False):
+    """A heat map on each of the axes, all on one scale from zero, or on both sides of it, and one
+    colour bar for them."""
+    import numpy as np
+
+    limits = (0, np.nanmax(np.abs(maps)))
+    for ax, values in zip(axes, maps):
+        heat_map(ax, values, rows, columns, "", digits, limits, diverging)
+    return axes[0].figure.colorbar(axes[0].images[0], ax=list(axes), label=bar)
+
+
+def headline(figure, results: dict, text: str) -> None:
+    """The title of a figure: the model, and what is seen of it."""
+    text = f"{drawable(results['meta']['model'])[:40]}: {text}"
+    figure.suptitle(textwrap.fill(text, int(10 * figure.get_figwidth())))
+
+
+def text_width(text: str, size: float) -> float:
+    """Inches that a text takes."""
+    from matplotlib.textpath import TextPath
+
+    return TextPath((0, 0), text, size=size).get_extents().width / 72 if text else 0.0
+
+
+def bars(ax, groups: list[str], series: dict[str, list[float]],
+         form: str | tuple | None = "{:z.2f}", errors: dict | None = None):
+    """The values of every series side by side in each group, from a line at zero; each with its
+    number as `form` writes it (a tuple: of each series; None: without) unless the bars are more
+    than 24, and with its error bar where errors {series: values} has one. More than one series has
+    a legend."""
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        x = [g + (i + 0.5) * width - 0.4 for g in range(len(values))]
+        drawn = ax.bar(x, values, 0.94 * width, label=name, color=COLOURS[i],
+                       yerr=(errors or {}).get(name), error_kw={"elinewidth": 1, "capsize": 3})
+        if form and len(groups) * len(series) <= 24:
+            ax.bar_label(drawn, fmt=form if isinstance(form, str) else form[i], padding=2,
+                         fontsize=8)
+    ax.set_xticks(range(len(groups)), groups)
+    ax.tick_params(axis="x", length=0)
+    ax.spines["bottom"].set_visible(False)
+    ax.axhline(0, color="black", linewidth=0.8, clip_on=False)
+    middle, half = (len(groups) - 1) / 2, max(len(groups), 2) / 2 + 0.1
+    ax.set_xlim(middle - half, middle + half)
+    ax.margins(y=0.12)
+    if len(series) > 1:
+        ax.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -989,6 +1390,13 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def tolerance(text: str) -> float:
+    """For argparse: a number from 0 up."""
+    if not 0 <= float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return float(text)
+
+
 def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:
     """The options that all scripts on a real model share; the rest are their defaults."""
     p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -1002,6 +1410,8 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
     p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, BOS counted "
                    f"(default {seq_len}, or the model's context where that is shorter)")
     p.add_argument("--seed", type=whole_number, default=0, help="of the random draws (default 0)")
+    p.add_argument("--sweep", action="store_true", help="try every setting of what the article "
+                   "leaves open, and say which one the published numbers speak for")
     output_options(p, "results/ and figures/, with /<model> for other models")
     return p
 
@@ -1013,6 +1423,10 @@ def output_options(p: Parser, default: str) -> None:
     p.add_argument("--no-figures", action="store_true", help="write no figures")
     p.add_argument("--figures-only", action="store_true",
                    help="draw them again from the results that are there, without a model")
+    p.add_argument("--diff", nargs="*", metavar="FILE", help="compare the results that are there, "
+                   "or those in FILE, with what the article prints; two files with each other")
+    p.add_argument("--rtol", type=tolerance, default=1e-4, help="how close the numbers of two "
+                   "files have to be, relative above 1 and absolute below (default 1e-4)")
 
 
 @dataclass(frozen=True)
@@ -1023,6 +1437,7 @@ class Script:
     sections: list  # (name, compute, print) in the order of the log
     figures: list  # (file name, section, plot); plot(section, results) gives a Figure, or None
     model: str = ""  # the published one; a toy has none
+    sweeps: list = dataclasses.field(default_factory=list)  # {open choice: sections it changes}
 
     @property
     def stem(self) -> str:
@@ -1126,30 +1541,32 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
 
 def read_results(file: pathlib.Path, script: Script) -> dict:
     """A results file of this script; UserError if it is none, or holds what is not finite."""
+    why = None
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
-        of = results["meta"]["script"]
-        bad = None if isinstance(results["sections"], dict) else "its sections are no table"
-        bad = bad or next(not_finite(results), None)
-        log = file.with_name(f"{file.stem}_stdout.txt")
-        if log.is_file() and results["meta"].get("log_sha256") not in (None, sha256(log)):
-            notice(f"warning: {log} is not the log of {file.name}, a run was cut off between the "
-                   f"two: python {script.file} makes both anew")
+        meta, bad = results["meta"], next(not_finite(results), None)
+        if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES:
+            why = "its tables are not as that script writes them"
+        elif meta["script"] != script.file or bad:
+            why = f"{bad} is not finite" if bad else f"it is of {meta['script']}"
     except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; python {script.file} makes it"
-                        ) from None
+        why = e.strerror
     except (ValueError, LookupError, TypeError, RecursionError) as e:
-        raise UserError(f"{file} is not a whole results file ({_cause(e)}): python {script.file} "
-                        "makes it anew") from None
-    if bad or of != script.file:
-        why = f"{bad} is no finite number" if bad else f"it is of {of}"
-        raise UserError(f"{file} is not a results file of {script.file}: {why}; that script makes "
-                        "it anew")
+        why = _cause(e)
+    if why:
+        raise UserError(f"cannot read {file} as results of {script.file} ({why}): python "
+                        f"{script.file} makes it")
+    log = file.with_name(f"{file.stem}_stdout.txt")
+    if log.is_file() and meta.get("log_sha256") not in (None, sha256(log)):
+        notice(f"warning: {log} is not the log of {file.name}, a run was cut off between the two: "
+               f"python {script.file} makes both anew")
     return results
 
 
 def without_model(script: Script, args: argparse.Namespace) -> dict | None:
-    """Do what needs results alone, --figures-only; None where the script itself has to run."""
+    """Do what needs results alone, --diff or --figures-only; None where the script has to run."""
+    if args.diff is not None:
+        return diff(script, args)
     if not args.figures_only:
         return None
     out, figures = output_dirs(args, script.model)
@@ -1164,11 +1581,13 @@ def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis
     With an analysis compute(analysis, results), print(section, results, log); a toy has neither.
     """
     out, figures = results_dir(args, script.model), output_dirs(args, script.model)[1]
-    results: dict = {"meta": meta, "sections": {}}
+    published, results = read_published(script.stem), {"meta": meta, "sections": {}}
     given, log = (results,) if analysis else (), Log()
     for name, compute, show in script.sections:
         results["sections"][name] = compute(*analysis, *given)
         show(results["sections"][name], *given, log)
+    log("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
+    print_comparison(compare(published, results), log, every=False)
     wrote = ", ".join(str(p) for p in write_results(out, script.stem, results, log))
     if script.figures and not args.no_figures:
         wrote += f", and {len(draw(script, results, figures))} files to {figures}"

@@ -452,14 +452,22 @@ def virtual_head(runs: list, h2: int, h1: int, distinct_places: bool) -> dict:
 
 
 def virtual_heads(runs: list, removed: list, V_scores: list,
-                  distinct_places: bool = False) -> dict:
-    """All virtual heads as heads, the one that costs most and the one that looks 2 back most."""
+                  distinct_places: bool = False, n_map: int = 24) -> dict:
+    """All virtual heads as heads, the one that costs most and the one that looks 2 back most.
+
+    These two with their map: rows and columns 0..n_map - 1 of the first sequence's pattern.
+    """
     heads = range(len(removed))
     found = [virtual_head(runs, h2, h1, distinct_places)
              | {"v_composition": V_scores[h2][h1], "loss_increase": removed[h2][h1]}
              for h2 in heads for h1 in heads]
-    return {"all": found, "most_important": max(found, key=lambda v: v["loss_increase"]),
-            "most_two_back": max(found, key=lambda v: v["pattern"][3])}
+    chosen = {"most_important": max(found, key=lambda v: v["loss_increase"]),
+              "most_two_back": max(found, key=lambda v: v["pattern"][3])}
+    first = runs[0].patterns
+    maps = {name: virtual_pattern(first[1][v["h2"]], first[0][v["h1"]])
+            for name, v in chosen.items()}
+    return {"all": found} | {name: v | {"map": [list(row[:n_map]) for row in maps[name][:n_map]]}
+                             for name, v in chosen.items()}
 
 
 def induction(w: dict, repeated_rows: list) -> dict:

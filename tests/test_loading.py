@@ -500,6 +500,7 @@ def test_warm_cache_without_network(warm, tmp_path):
     assert meta["model"] == "attn-only-2l" and meta["revision"] == hub.REVISION
     assert meta["n_tokens"] == 240 and meta["seq_len"] == 24
     assert meta["text_sha256"] == common.sha256("\n\n".join(hub.ROWS))
+    assert meta["rows_sha256"] == common.sha256("".join(hub.ROWS))
 
 
 # ================================================================================ Model folders

@@ -63,7 +63,12 @@ def test_files_are_what_was_printed_and_returned(mini, part):
     assert (out / f"{part}_stdout.txt").read_text(encoding="utf-8") == stdout
     assert json.loads((out / f"{part}.json").read_text(encoding="utf-8")) == json.loads(
         json.dumps(results))
-    assert sorted(p.name for p in out.iterdir()) == [f"{part}.json", f"{part}_stdout.txt"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "figures", f"{part}.json", f"{part}_stdout.txt"]
+    drawn = sorted(p.name for p in (out / "figures").iterdir())
+    assert drawn == sorted(f"{name}.{suffix}" for name, *_ in SCRIPTS[part].FIGURES
+                           for suffix in ("png", "svg"))
+    assert all((common.HERE / "figures" / "mini" / name).is_file() for name in drawn)
 
 
 @pytest.mark.parametrize("part", SCRIPTS)

@@ -847,7 +847,8 @@ def run_main(folder, out, *more) -> tuple[dict, str]:
 
 HEADINGS = ["== 1. HOW BIG", "== 2. SKIP-TRIGRAMS READ", "== 3. SKIP-TRIGRAMS AT WORK",
             "== 4. HEADS THAT LOOK AT POSITION", "== 5. A SKIP-TRIGRAM BUG", "== 6. EIGENVALUES",
-            "== 7. COPY SCORES", "== WHAT THE TEXT DERIVES", "== BEYOND THE ARTICLE"]
+            "== 7. COPY SCORES", "== WHAT THE TEXT DERIVES", "== BEYOND THE ARTICLE",
+            "== AGAINST WHAT THE ARTICLE PRINTS"]
 KEYS = {
     "sizes": ["d_vocab", "n_heads", "entries_per_circuit", "entries_all", "weights", "ratio"],
     "at_work": ["ralph", "pairs"], "positional": ["from_positions", "on_text"],

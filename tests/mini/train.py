@@ -349,7 +349,7 @@ def training_log(args, data: dict, progress: list[str], figures: list[str]) -> s
         f"made by: python tests/mini/train.py CORPUS --layers {args.layers} --steps {args.steps} "
         f"--seed {args.seed} --report {args.report}{' --bf16' if args.bf16 else ''}"
         + "".join(f"; {line}" for line in progress if line.startswith("resumed")),
-        f"tokens seen: {args.steps * BATCH * N_CTX:,} of {len(data['train_ids']):,} in the corpus; "
+        f"tokens seen: {args.steps * BATCH * N_CTX:,}; the corpus has {len(data['train_ids']):,}; "
         f"batches of {BATCH} x {N_CTX}; {versions}; {'bfloat16' if args.bf16 else 'float32'}",
         f"learning rates: AdamW {LR} (betas {BETAS}), Muon {LR_MUON} (attention matrices); warm-up "
         f"{WARMUP} steps, cosine decay; gradients clipped at {CLIP}",

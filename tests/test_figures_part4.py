@@ -1,0 +1,348 @@
+"""The figures of part 4, drawn from made-up results: any number of heads, tokens of any kind."""
+
+import dataclasses
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+
+import matplotlib
+import pytest
+from matplotlib.text import Text
+
+import circuits_part4 as part4
+import circuits_part4_toy as toy
+import common
+
+AWKWARD = [" MERCHANTABILITY", "$$", "\n", "\n" + 19 * " ", "って", "$x^2$", "\\frac{1}", "\x00",
+           "😀", "'", "�", "ĠÃ", 60 * "=", " ", "\u202eabc", "e\u0301"]
+MODEL = "attn-only-1l"
+
+
+@pytest.fixture(autouse=True)
+def styled():
+    """As draw() has it, and every warning an error."""
+    with matplotlib.rc_context(common.STYLE), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def made_word(n_heads: int, g: random.Random, next: str) -> dict:
+    tokens = ["<|BOS|>", *AWKWARD[:5], " Ralph", *AWKWARD[5:9], "R"]
+    pushes = [g.uniform(-9, 9) for _ in range(n_heads)]
+    return {"prompt": "".join(tokens[1:]), "tokens": tokens, "source": " Ralph", "next": next,
+            "head": n_heads - 1, "attention": g.random(), "pushes": pushes,
+            "pushes_through_source": [x / 2 for x in pushes]}
+
+
+def made_bug(g: random.Random, pair: list[str]) -> dict:
+    prompts = []
+    for text in ("You need to keep this in", "You need to keep the dogs at" + 40 * "\n"):
+        weight = g.random()
+        prompts.append({"prompt": text, "attention": weight, "ratio": 3.0,
+                        "through": {pair[0]: 2 * weight, pair[1]: 6 * weight}})
+    return {"head": 0, "source": " keep", "pair": pair, "prompts": prompts}
+
+
+def made_eigenvalues(g: random.Random, rank: int) -> list[list[float]]:
+    """Conjugate pairs over six powers of ten, and a zero."""
+    pairs = [(10 ** g.uniform(-2, 4), g.uniform(0, math.pi)) for _ in range(rank // 2)]
+    values = [[r * math.cos(t), s * r * math.sin(t)] for r, t in pairs for s in (1, -1)]
+    return [*values[:-2], [-3.0, 0.0], [0.0, 0.0]]
+
+
+def made(n_heads: int, rank: int = 64) -> dict:
+    """Results of a model of `n_heads` heads: random numbers, awkward tokens, one row skipped."""
+    g = random.Random(n_heads)
+    draw = lambda n, top=1.0: [g.uniform(0, top) for _ in range(n)]  # noqa: E731
+    rows = [{"head": h, "source": s, "words": "article", "dest": g.sample(AWKWARD, 5),
+             "out": [s.strip(), *g.sample(AWKWARD, 4)]}
+            for h, s in zip([0, n_heads - 1] * 3, [" Ralph", "$$", *AWKWARD[9:13]])]
+    rows[1:1] = [{"head": 9, "source": " Paris", "words": "article", "skipped": "no", "pieces": []}]
+    scores = [math.cos(x) for x in draw(n_heads, math.pi)]
+    sections = {
+        "sizes": {"d_vocab": 48262, "n_heads": n_heads, "rank": rank},
+        "skip_trigrams": rows,
+        "at_work": {"ralph": made_word(n_heads, g, "alph"), "sample": None},
+        "positional": {"query": 200, "lean": [0], "from_positions":
+                       [draw(3, 0.5) for _ in scores], "on_text": [draw(3, 0.3) for _ in scores]},
+        "keep": made_bug(g, [" mind", "$$"]) | {"sample": None},
+        "eigen": {"heads": [{"copy_score": x, "eigenvalues": made_eigenvalues(g, rank)}
+                            for x in scores],
+                  "random": {"copy_score": [-0.035, 0.07, 0.01],
+                             "eigenvalues": made_eigenvalues(g, rank)}},
+        "copying": [dict(zip(("diagonal_positive", "top1", "top5"), draw(3)),
+                         sources=[1000, 2999]) for _ in scores]}
+    return {"meta": {"model": MODEL, "n_tokens": 1000}, "sections": sections}
+
+
+def plotted(results: dict, stem: str):
+    section, plot = {name: rest for name, *rest in part4.FIGURES}[f"part4_{stem}"]
+    return plot(results["sections"][section], results)
+
+
+def heights(ax) -> list[list[float]]:
+    """Of the bars of axes, series by series."""
+    return [[bar.get_height() for bar in series] for series in ax.containers]
+
+
+def x_labels(ax) -> list[str]:
+    return [t.get_text() for t in ax.get_xticklabels()]
+
+
+def collisions(figure) -> list[tuple]:
+    """Texts that leave the figure, and pairs of texts that overlap by more than a pixel."""
+    seen, draw = [], Text.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Text, "draw", lambda t, *args: seen.append(t) or draw(t, *args))
+        figure.draw_without_rendering()
+    seen = [(t.get_text(), t.get_window_extent()) for t in seen if t.get_text().strip()]
+    bad = [(text, "is clipped") for text, box in seen if min(box.x0, box.y0) < -1
+           or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1]
+    for i, (text, a) in enumerate(seen):
+        bad += [(text, other) for other, b in seen[:i]
+                if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1]
+    return bad
+
+
+@pytest.mark.parametrize("n_heads", [1, 8, 16])
+def test_every_figure_names_its_model_and_nothing_collides(n_heads):
+    results = made(n_heads)
+    for stem, section, plot in part4.FIGURES:
+        figure = plot(results["sections"][section], results)
+        assert MODEL in figure.get_suptitle(), stem
+        assert collisions(figure) == [], stem
+
+
+def test_a_collision_is_found():
+    figure, ax = common.new_figure(4, 4)
+    ax.text(0.5, 0.5, "one")
+    assert collisions(figure) == []
+    ax.text(0.52, 0.5, "two")
+    figure.text(0.9, 0.9, "out of the figure")
+    assert sorted(collisions(figure)) == [("out of the figure", "is clipped"), ("two", "one")]
+
+
+def test_the_table_holds_its_tokens():
+    results = made(8)
+    figure = plotted(results, "skip_trigrams")
+    rows = [t for t in results["sections"]["skip_trigrams"] if "skipped" not in t]
+    cells = {}
+    for text in figure.axes[0].texts:
+        cells.setdefault(text.get_position()[1], []).append(text)
+    assert [[t.get_text() for t in cells[i + 1]] for i in range(len(rows))] == [
+        [f"0.{t['head']}", *map(common.label, [t["source"], *t["dest"], *t["out"]])] for t in rows]
+    shaded = [t.get_text() for t in cells[1] if t.get_bbox_patch()]
+    assert shaded == ["'Ralph'"]  # the source ' Ralph' is no entry of its own row
+    assert "not in this model: ' Paris'" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize("n_heads", [1, 16])
+def test_pushes(n_heads):
+    results = made(n_heads)
+    word = results["sections"]["at_work"]["ralph"]
+    prompt, ax = plotted(results, "at_work").axes
+    assert heights(ax) == [word["pushes"], word["pushes_through_source"]]
+    assert x_labels(ax) == [f"0.{h}" for h in range(n_heads)]
+    assert "'alph' (logits)" in ax.get_ylabel()
+    shown = [t.get_text() for t in prompt.texts]
+    assert [t for t in shown if t.startswith("'")] == [
+        common.label(t) for t in [*word["tokens"], "alph"]]
+    assert f"head 0.{n_heads - 1} reads ' Ralph' with weight {word['attention']:.2f}" in shown
+    assert f"{word['pushes'][-1]:+.2f} logits" in shown
+
+
+def test_pushes_on_a_word_of_the_sample_where_the_articles_was_skipped():
+    results = made(4)
+    r = results["sections"]["at_work"]
+    r["sample"] = {"word": made_word(4, random.Random(9), "aptain")}
+    title = plotted(results, "at_work").get_suptitle()
+    assert title == f"{MODEL}: each head's push on 'alph' after 'R'"
+    r["ralph"] = {"next": "alph", "skipped": "no token", "pieces": []}
+    figure = plotted(results, "at_work")
+    assert "'aptain'" in figure.get_suptitle() and "'alph' was skipped" in figure.get_suptitle()
+    assert heights(figure.axes[1])[0] == r["sample"]["word"]["pushes"]
+    r["sample"]["word"]["skipped"] = "no token"
+    assert plotted(results, "at_work") is None
+    r["sample"] = None
+    assert plotted(results, "at_work") is None
+
+
+def test_attention_by_distance_is_on_one_scale():
+    results = made(8)
+    r = results["sections"]["positional"]
+    axes = plotted(results, "positional").axes
+    for ax, key in zip(axes, ("from_positions", "on_text")):
+        assert heights(ax) == [list(column) for column in zip(*r[key])]
+    assert axes[0].get_ylim() == axes[1].get_ylim()
+    assert x_labels(axes[1])[:2] == ["0.0*", "0.1"]  # the star: leans on position
+    r["on_text"] = [x[:1] for x in r["on_text"]]  # a text of one token has one distance
+    assert len(heights(plotted(results, "positional").axes[1])) == 1
+
+
+def test_the_bug_is_the_articles_or_the_samples():
+    results = made(2)
+    r = results["sections"]["keep"]
+    through = lambda bug: [[p["through"][w] for p in bug["prompts"]]  # noqa: E731
+                           for w in bug["pair"]]
+    figure = plotted(results, "keep")
+    assert heights(figure.axes[0]) == through(r)
+    for text, p in zip(x_labels(figure.axes[0]), r["prompts"]):
+        assert f"weight {p['attention']:.2f}" in text and "'$$' / ' mind' = 3.00" in text
+    r["sample"] = made_bug(random.Random(3), [" mind", " dry"])
+    assert heights(plotted(results, "keep").axes[0]) == through(r)
+    r["prompts"] = [{"prompt": p["prompt"], "skipped": "no"} for p in r["prompts"]]
+    assert heights(plotted(results, "keep").axes[0]) == through(r["sample"])
+    r["skipped"] = "no"
+    del r["prompts"][0], r["sample"]["prompts"][0]["ratio"]
+    r["sample"]["prompts"][0]["ratio"] = None  # no push on the first word: no ratio
+    assert x_labels(plotted(results, "keep").axes[0])[0].endswith("' dry' / ' mind' = -")
+    r["sample"]["skipped"] = "no"
+    assert plotted(results, "keep") is None
+
+
+@pytest.mark.parametrize("n_heads", [1, 8])
+def test_the_dots_are_the_eigenvalues(n_heads):
+    """Each dot, taken back from direction and log radius; those below the floor at the centre."""
+    results = made(n_heads)
+    r = results["sections"]["eigen"]
+    axes = plotted(results, "eigenvalues").axes
+    heads = [(x["eigenvalues"], x["copy_score"]) for x in r["heads"]]
+    heads.append((r["random"]["eigenvalues"], r["random"]["copy_score"][0]))
+    assert len(axes) == len(heads)
+    for ax, (values, score) in zip(axes, heads):
+        (dots,), top = ax.collections, max(math.hypot(*v) for v in values)
+        for (angle, radius), (real, imag), colour in zip(
+                dots.get_offsets().tolist(), values, dots.get_facecolors().tolist()):
+            size = top * 10 ** (radius - part4.DECADES)
+            if radius:
+                assert size * math.cos(angle) == pytest.approx(real, rel=1e-9, abs=1e-9 * top)
+                assert size * math.sin(angle) == pytest.approx(imag, rel=1e-9, abs=1e-9 * top)
+            else:
+                assert math.hypot(real, imag) <= top * 10**-part4.DECADES
+            rgb = matplotlib.colors.to_rgb(common.COLOURS[0 if real > 0 else 5])
+            assert colour[:3] == pytest.approx(rgb)
+        assert f"copy score {score:+.2f}" in ax.get_title()
+    assert "random" in axes[-1].get_title() and "head 0.0:" in axes[0].get_title()
+
+
+def test_copy_scores_fall_and_the_band_is_that_of_the_random_heads():
+    results = made(8)
+    r = results["sections"]["eigen"]
+    ax, = plotted(results, "copy_scores").axes
+    scores = {f"0.{h}" + "*" * (h == 0): x["copy_score"] for h, x in enumerate(r["heads"])}
+    assert heights(ax) == [sorted(scores.values(), reverse=True)]
+    assert [scores[name] for name in x_labels(ax)] == heights(ax)[0]
+    band = ax.patches[-1]
+    assert (band.get_y(), band.get_height()) == pytest.approx((-0.035, 0.105))
+    assert "3 random heads: -0.035 to +0.070" in ax.get_legend().get_texts()[0].get_text()
+
+
+def test_the_measures_of_copying_have_one_unit():
+    results = made(8)
+    r, figure = results["sections"]["copying"], plotted(results, "copying")
+    figure.draw_without_rendering()
+    assert [heights(ax)[0] for ax in figure.axes] == [
+        [x["copy_score"] for x in results["sections"]["eigen"]["heads"]],
+        *([x[k] for x in r] for k in ("diagonal_positive", "top1", "top5"))]
+    units = [ax.bbox.height / (ax.get_ylim()[1] - ax.get_ylim()[0]) for ax in figure.axes]
+    assert units == pytest.approx(units[:1] * 4, rel=0.02)
+    assert "all 48,262 tokens" in figure.axes[1].get_title("left")
+    assert "tokens 1,000 to 2,999" in figure.axes[2].get_title("left")
+
+
+def toy_results() -> dict:
+    """The sections that are drawn, in the order of the run, not in that of a file."""
+    sections = {"keep": toy.compute_keep(), "matrices": toy.compute_matrices()}
+    return {"meta": {}, "sections": sections}
+
+
+def test_the_toys_figures():
+    results = toy_results()
+    keep, matrices = (plot(results["sections"][s], results) for _, s, plot in toy.FIGURES)
+    assert collisions(keep) == collisions(matrices) == []
+    needs, gives = keep.axes
+    assert heights(gives) == [[1.0, 1.6], [3.0, 4.8]]
+    assert [t.get_text() for t in gives.get_legend().get_texts()] == ["mind", "bay"]
+    assert "after 'in'\nweight 0.5" in x_labels(gives)[0] and "bay / mind = 3" in x_labels(gives)[1]
+    (a, b), (c, d) = heights(needs)
+    assert a > c and b < d  # mind after in, bay after at
+    titles = [ax.get_title() for ax in matrices.axes]
+    assert ["90.0°" in t for t in titles] == [True, True, False, False]
+    assert "8.1° apart\ntoken 1 read: logits (-1, -1)" in titles[3]
+    assert "eigenvalues 3, 1" in titles[0] and "eigenvalues +i, -i" in titles[2]
+    arrows = [[t.xy for t in ax.texts] for ax in matrices.axes]
+    assert arrows == [[(2, 1), (1, 2)], [(0, 1), (1, 0)], [(0, 1), (-1, 0)], [(-1, -1), (6, 4)]]
+    eigenvectors = [[line.get_xy2() for line in ax.lines if line.get_linestyle() == "--"]
+                    for ax in matrices.axes]
+    assert eigenvectors == [[[1, 1], [1, -1]], [[1, 1], [1, -1]], [], [[2, 1], [3, 1]]]
+
+
+@pytest.fixture(scope="module")
+def redrawn(tmp_path_factory):
+    """The folder of --figures-only on the committed results, in a process of its own."""
+    out = tmp_path_factory.mktemp("redrawn")
+    for home, stem in (("mini", "part4"), ("", "part4_toy")):
+        shutil.copy(common.HERE / "results" / home / f"{stem}.json", out)
+    code = f"""
+import sys
+import circuits_part4, circuits_part4_toy
+for script, model in ((circuits_part4, ["--model", "mini"]), (circuits_part4_toy, [])):
+    script.main([*model, "--figures-only", "--out", {str(out)!r}])
+assert "transformer_lens" not in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], cwd=common.HERE,
+                   check=True, capture_output=True)
+    return out / "figures"
+
+
+def test_files_are_the_same_every_time(redrawn, tmp_path):
+    """In another process, and from what was computed as from what was read."""
+    mini = json.loads((common.HERE / "results/mini/part4.json").read_text(encoding="utf-8"))
+    two = [f for f in part4.FIGURES if f[0] in ("part4_at_work", "part4_keep")]
+    wrote = common.draw(dataclasses.replace(part4.SCRIPT, figures=two), mini, tmp_path)
+    wrote += common.draw(toy.SCRIPT, toy_results(), tmp_path)
+    assert sorted(p.name for p in wrote) == sorted(p.name for p in tmp_path.iterdir())
+    assert len(wrote) == 8 and {p.suffix for p in wrote} == {".png", ".svg"}
+    for path in wrote:
+        assert path.read_bytes() == (redrawn / path.name).read_bytes(), path.name
+
+
+def svg_words(folder) -> dict[str, list[str]]:
+    """What is written in every SVG: a comment beside its outlines."""
+    return {p.name: re.findall("<!-- (.*?) -->", p.read_text(encoding="utf-8"), re.DOTALL)
+            for p in folder.glob("part4*.svg")}
+
+
+def test_the_committed_figures_are_of_these_scripts(redrawn):
+    """The same words in each; its lines and colours may be rounded otherwise elsewhere."""
+    names = [f[0] for f in part4.FIGURES + toy.FIGURES]
+    homes = common.HERE / "figures" / "mini", common.HERE / "figures"
+    paths = [p for folder in homes for p in folder.glob("part4*")]
+    wanted = [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    assert sorted(p.name for p in paths) == sorted(wanted)
+    assert svg_words(redrawn) == svg_words(homes[0]) | svg_words(homes[1])
+    assert all(svg_words(redrawn).values())
+    assert max(p.stat().st_size for p in paths if p.suffix == ".svg") < 3e5
+    assert sum(p.stat().st_size for p in paths) < 2.1e6
+
+
+def test_a_label_cannot_break_a_figure():
+    assert common.label(" mind") == "' mind'"
+    assert common.label("a\nb") == r"'a\nb'" and common.label("って") == r"'\u3063\u3066'"
+    assert common.label("=" * 18) == "'" + "=" * 18 + "'"
+    assert common.label("=" * 19) == "'" + "=" * 17 + "…'"
+    assert common.label("\0" * 19) == r"'\x00\x00\x00\x00…'"  # no half of an escape
+    assert common.label("=" * 19, 19) == "'" + "=" * 19 + "'"
+    assert common.drawable("モデル/a") == r"\u30e2\u30c7\u30eb/a"
+
+
+def test_the_model_of_a_headline_is_short_and_drawable():
+    results = made(1)
+    results["meta"]["model"] = "モデル" + "x" * 200
+    figure = plotted(results, "copy_scores")
+    assert collisions(figure) == [] and figure.get_suptitle().startswith(r"\u30e2\u30c7\u30ebxxx")

@@ -1,0 +1,381 @@
+"""The figures of part 5 and of its toy: they show what the results say, and nothing stands in the
+way of anything. Almost all of it is read off the Figure objects; few files are written."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.container import BarContainer
+from matplotlib.text import Text
+
+import circuits_part5 as part5
+import circuits_part5_toy as toy
+import common
+
+HEADS = (1, 8, 16)
+TOKENS = ["<|BOS|>", "$$", "\n", "\t ", "\ufffd", "Ġâ", "漢字", "🙂" * 9, "long" * 70, "'", "\\",
+          "_^{", "", " ", "\u202e", "a\u0301", "\x00", "ﷺ", "<|x|>", "%", "$x^2$", "\r\n", "fi",
+          "Ω"]
+NAMES = [name for name, *_ in part5.FIGURES]
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with matplotlib.rc_context(common.STYLE):
+        yield
+
+
+def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") -> dict:
+    """What the figures read, of a model of so many heads: random numbers, awkward tokens."""
+    r = np.random.default_rng(n_heads)
+
+    def scores():
+        return {"scores": r.uniform(0, 0.2, (n_heads, n_heads)).tolist()}
+
+    def virtual(h2, h1):
+        pattern = np.tril(r.uniform(0.01, 1, (len(TOKENS), len(TOKENS))))
+        return {"h2": h2, "h1": h1, "map": (pattern / pattern.sum(1, keepdims=True)).tolist(),
+                "map_tokens": TOKENS}
+
+    def error(*shape):
+        return r.uniform(0.01, 0.2, shape).tolist() if n_sequences > 1 else None
+
+    meta = {"script": "circuits_part5.py", "dtype": "float32", "model": model}
+    return {"meta": meta, "sections": {
+        "model": {"n_single": 2 * n_heads, "n_virtual": n_heads**2},
+        "term_importance": {
+            "marginal": [-0.684, -4.04, 0.2], "marginal_se": error(3), "n_sequences": n_sequences,
+            "virtual_removed": r.uniform(-0.1, 0.7, (n_heads, n_heads)).tolist(),
+            "start_delta": -0.9, "start_delta_se": error(), "real_delta": 0.07,
+            "real_delta_se": error()},
+        "composition": {kind: scores() for kind in "QKV"} | {
+            "baseline": {"mean": 0.0442}, "first_published": {kind: scores() for kind in "QKV"} | {
+                "baseline": {"mean": 0.0156}}},
+        "attention_groups": {
+            "tv": {k: r.uniform(0, 1, n_heads).tolist() for k in ("without_K", "without_Q")},
+            "tv_without_K_of_head": r.uniform(0, 1, (n_heads, n_heads)).tolist()},
+        "virtual_heads": {"most_important": virtual(n_heads - 1, 0),
+                          "most_two_back": virtual(0, n_heads - 1)},
+        "induction": {"score": r.uniform(0, 0.9, (2, n_heads)).tolist(), "n_ids": 50, "n_rows": 8,
+                      "score_sd": r.uniform(0, 0.1, (2, n_heads)).tolist()},
+    }}
+
+
+def figure_of(name: str, results: dict, script=part5):
+    section, plot = next((s, p) for n, s, p in script.FIGURES if n == name)
+    return plot(results["sections"][section], results)
+
+
+def drawn_texts(figure, monkeypatch) -> list[Text]:
+    """The texts that drawing the figure puts on it, once all parts have found their places."""
+    texts = []
+    monkeypatch.setattr(Text, "draw", lambda self, renderer: texts.append(self))
+    figure.draw_without_rendering()
+    return [t for t in dict.fromkeys(texts) if t.get_visible() and t.get_text().strip()]
+
+
+def nothing_in_the_way(figure, monkeypatch) -> None:
+    """Every text lies whole inside the figure, and on no other text; no legend on a bar."""
+    texts = drawn_texts(figure, monkeypatch)
+    box = np.array([t.get_window_extent().extents for t in texts])
+    low, high = figure.bbox.extents[:2], figure.bbox.extents[2:]
+    for t, b in zip(texts, box):
+        assert (b[:2] >= low).all() and (b[2:] <= high).all(), f"{t.get_text()!r} is clipped"
+    a, b = box[:, None], box[None]
+    shared = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    over = np.argwhere(np.triu((shared > 1).all(-1), 1))
+    assert not len(over), [[texts[i].get_text() for i in pair] for pair in over[:3]]
+    for ax in figure.axes:
+        legend = ax.get_legend()
+        for bar in ax.patches if legend else ():
+            assert not legend.get_window_extent().overlaps(bar.get_window_extent())
+
+
+def close(found, wanted) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def bars_of(ax) -> list[BarContainer]:
+    return [c for c in ax.containers if isinstance(c, BarContainer)]
+
+
+def heights(bar: BarContainer) -> list[float]:
+    return [p.get_height() for p in bar]
+
+
+def half_lengths(bar: BarContainer):
+    """Of the error bars."""
+    return [(high[1] - low[1]) / 2 for low, high in bar.errorbar.lines[2][0].get_segments()]
+
+
+def map_of(ax):
+    return np.ma.filled(ax.images[0].get_array().astype(float), np.nan)
+
+
+def cells(ax) -> list[str]:
+    return [t.get_text() for t in ax.texts]
+
+
+def ticks(axis) -> list[str]:
+    return [t.get_text() for t in axis.get_majorticklabels()]
+
+
+def rounded(values, digits: int) -> list[str]:
+    """As the log prints them; no minus before zero."""
+    return [f"{round(v, digits) + 0:.{digits}f}" for v in np.ravel(values)]
+
+
+# ------------------------------------------------------------------ every figure
+
+
+@pytest.mark.parametrize("n_heads", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_part_of_a_figure_can_be_read(name, n_heads, monkeypatch):
+    figure = figure_of(name, random_results(n_heads))
+    nothing_in_the_way(figure, monkeypatch)
+    assert "a-model" in figure.get_suptitle()
+    for ax in figure.axes:
+        shown = ax.get_subplotspec() and ax.get_subplotspec().is_first_col()
+        assert ax.get_ylabel() or not shown, "an axis says what it measures"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_of_a_model_breaks_a_figure(name, monkeypatch):
+    figure = figure_of(name, random_results(2, model="$\\frac $漢\n" + "name" * 30))
+    nothing_in_the_way(figure, monkeypatch)
+    assert "$\\frac $\\u6f22\\nname" in figure.get_suptitle().replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["part5_term_importance", "part5_virtual_removed"])
+def test_one_sequence_has_no_error_bars(name, monkeypatch):
+    figure = figure_of(name, random_results(3, n_sequences=1))
+    nothing_in_the_way(figure, monkeypatch)
+    assert all(bar.errorbar is None for ax in figure.axes for bar in bars_of(ax))
+    assert not any("error" in t.get_text() for t in figure.findobj(Text))
+
+
+# ------------------------------------------------------------------ what each of them shows
+
+
+def test_term_importance_beside_the_papers():
+    results = random_results(8)
+    figure = figure_of("part5_term_importance", results)
+    r, (paper, ours) = results["sections"]["term_importance"], bars_of(figure.axes[0])
+    published = json.loads((common.HERE / "results/published/part5.json").read_text("utf-8"))
+    printed = {p["beside"]: p["printed"] for p in published["paper"] if "fall of the" in p["what"]}
+    papers = [printed[f"term_importance.marginal.{i}"] for i in range(3)]
+    close(heights(paper), [float(p) for p in papers])
+    close(heights(ours), [-x for x in r["marginal"]])
+    close(half_lengths(ours), r["marginal_se"])
+    assert paper.errorbar is None
+    assert cells(figure.axes[0]) == papers + ["0.68", "4.04", "-0.20"]
+    assert (paper.get_label(), ours.get_label()) == ("the paper's model", "this model")
+    assert "nats per token)\n± standard error, 12 sequences" in figure.axes[0].get_ylabel()
+    assert "16 here, 24" in ticks(figure.axes[0].xaxis)[1] and "64 here, 144" in ticks(
+        figure.axes[0].xaxis)[2]
+
+
+def test_virtual_heads_removed_and_split():
+    results = random_results(8)
+    left, right, bar = figure_of("part5_virtual_removed", results).axes
+    r = results["sections"]["term_importance"]
+    close(map_of(left), r["virtual_removed"])
+    assert cells(left) == rounded(r["virtual_removed"], 3)
+    assert ticks(left.yaxis) == [f"1.{h}" for h in range(8)]
+    assert ticks(left.xaxis) == [f"0.{h}" for h in range(8)]
+    largest = np.max(np.abs(r["virtual_removed"]))
+    close(left.images[0].get_clim(), (-largest, largest))
+    (found,) = bars_of(right)
+    close(heights(found), [-0.2, 0.9, -0.07])
+    close(half_lengths(found), [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]])
+    assert cells(right) == ["-0.20", "0.90", "-0.07"]
+    assert "nats per token" in right.get_ylabel() and "nats per token" in bar.get_ylabel()
+
+
+def of_composition(axes, s: dict) -> None:
+    """Three maps of one side: scores minus baseline, on one scale with zero in the middle."""
+    minus = {k: np.array(s[k]["scores"]) - s["baseline"]["mean"] for k in "QKV"}
+    largest = max(abs(v).max() for v in minus.values())
+    for ax, (kind, values) in zip(axes, minus.items()):
+        close(map_of(ax), values)
+        close(ax.images[0].get_clim(), (-largest, largest))
+        assert ax.images[0].get_cmap().name == common.DIVERGING
+        assert cells(ax) == rounded(values, 3)
+        assert ax.get_title().startswith(f"{kind}-composition")
+        framed = {(p.get_y() + 0.5, p.get_x() + 0.5) for p in ax.patches}
+        assert framed == {(i, j) for i, j in np.argwhere(values > 0.05)} and framed
+
+
+def test_composition_is_three_maps_on_one_scale():
+    s = random_results(8)["sections"]["composition"]
+    *axes, bar = figure_of("part5_composition", random_results(8)).axes
+    assert len(axes) == 3
+    of_composition(axes, s)
+    assert "0.0442" in bar.get_ylabel()
+    assert ticks(axes[0].yaxis) == [f"1.{h}" for h in range(8)]
+    assert ticks(axes[2].xaxis) == [f"0.{h}" for h in range(8)]
+    assert "layer-1" in axes[0].get_ylabel() and "layer-0" in axes[0].get_xlabel()
+
+
+def test_composition_as_first_published_has_its_own_baseline():
+    s = random_results(8)["sections"]["composition"]
+    axes = figure_of("part5_first_published", random_results(8)).axes
+    of_composition(axes[:3], s)
+    of_composition(axes[3:6], s["first_published"])
+    assert [a.get_ylabel()[-6:] for a in axes[6:]] == ["0.0442", "0.0156"]
+    assert all("corrected" in a.get_title() for a in axes[:3])
+    assert all("first published" in a.get_title() for a in axes[3:6])
+
+
+def test_attention_groups():
+    results = random_results(8)
+    (ax,) = figure_of("part5_attention_groups", results).axes
+    found = {bar.get_label(): heights(bar) for bar in bars_of(ax)}
+    tv = results["sections"]["attention_groups"]["tv"]
+    assert found.keys() == {"without Q terms", "without K terms"}
+    close(found["without Q terms"], tv["without_Q"])
+    close(found["without K terms"], tv["without_K"])
+    assert cells(ax) == rounded([tv["without_Q"], tv["without_K"]], 2)
+    assert ticks(ax.xaxis) == [f"1.{h}" for h in range(8)]
+
+
+def test_single_K_terms_removed():
+    results = random_results(8)
+    ax, bar = figure_of("part5_without_K_of_head", results).axes
+    wanted = results["sections"]["attention_groups"]["tv_without_K_of_head"]
+    close(map_of(ax), wanted)
+    assert cells(ax) == rounded(wanted, 2) and ax.images[0].get_clim()[0] == 0
+    assert "layer-1" in ax.get_ylabel() and "layer-0" in ax.get_xlabel()
+    assert "total variation" in bar.get_ylabel()
+
+
+def test_patterns_of_two_virtual_heads():
+    """What lies ahead of a token is left blank; tokens are written so that they can be read."""
+    results = random_results(8)
+    *axes, _ = figure_of("part5_virtual_heads", results).axes
+    s = results["sections"]["virtual_heads"]
+    past = np.tril(np.ones((24, 24), dtype=bool))
+    for ax, key, name in zip(axes, ("most_important", "most_two_back"), ("1.7 o 0.0", "1.0 o 0.7")):
+        close(map_of(ax)[past], np.array(s[key]["map"])[past])
+        assert np.isnan(map_of(ax)[~past]).all() and ax.get_title().startswith(name)
+        close(ax.images[0].get_clim(), (0, 1))
+    for axis in (axes[0].yaxis, axes[0].xaxis, axes[1].xaxis):
+        assert ticks(axis) == [common.label(t) for t in TOKENS]
+
+
+def test_induction_scores():
+    results = random_results(8)
+    figure, r = figure_of("part5_induction", results), results["sections"]["induction"]
+    for layer, ax in enumerate(figure.axes):
+        (bar,) = bars_of(ax)
+        close(heights(bar), r["score"][layer])
+        close(half_lengths(bar), r["score_sd"][layer])
+        assert cells(ax) == rounded(r["score"][layer], 2)
+        assert ticks(ax.xaxis) == [f"{layer}.{h}" for h in range(8)]
+    assert "8 sequences of 50 random tokens" in figure.get_suptitle()
+
+
+# ------------------------------------------------------------------ the toy
+
+
+def toy_results() -> dict:
+    return {"meta": {}, "sections": {name: compute() for name, compute, _ in toy.SECTIONS}}
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in toy.FIGURES])
+def test_every_part_of_a_toy_figure_can_be_read(name, monkeypatch):
+    figure = figure_of(name, toy_results(), toy)
+    nothing_in_the_way(figure, monkeypatch)
+    assert "toy" in figure.get_suptitle()
+
+
+def test_the_toys_paths_are_stacked_to_its_output():
+    results = toy_results()
+    (ax,) = figure_of("part5_toy_path_expansion", results, toy).axes
+    top = np.zeros(3)
+    for bar, path in zip(bars_of(ax), ("direct", "head_1", "head_2", "virtual")):
+        close(heights(bar), results["sections"]["path_expansion"]["paths"][path])
+        close([p.get_y() for p in bar], top)
+        top = top + heights(bar)
+    assert len(bars_of(ax)) == 4
+    close(top, [4.5, 6.5, 12])
+    close([line[0][1] for line in ax.collections[0].get_segments()], top)
+    assert cells(ax)[-3:] == ["4.5", "6.5", "12"]
+
+
+def test_the_toys_patterns():
+    *axes, _ = figure_of("part5_toy_previous_tokens", toy_results(), toy).axes
+    one = [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+    two = [[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    for ax, wanted in zip(axes, (one, one, two), strict=True):
+        close(map_of(ax), wanted)
+        assert cells(ax) == [str(v) for v in np.ravel(wanted)]
+
+
+# ------------------------------------------------------------------ what they are made of
+
+
+@pytest.mark.parametrize("token, wanted", [
+    ("$$", "'$$'"), ("\n", r"'\n'"), (" a", "' a'"), ("漢", r"'\u6f22'"), ("\ufffd", "'\ufffd'"),
+    ("\u202e", r"'\u202e'"), ("", "''"), ("x" * 18, f"'{'x' * 18}'"), ("x" * 19, f"'{'x' * 17}…'")])
+def test_label(token, wanted):
+    assert common.label(token) == wanted
+
+
+@pytest.mark.parametrize("colour, wanted", [("black", "white"), ("white", "black"),
+                                            ("#0072B2", "white"), ("#F0E442", "black")])
+def test_ink(colour, wanted):
+    assert common.ink(colour) == wanted
+
+
+def test_cells_have_numbers_while_there_is_room():
+    """Small ones in small cells, and in the smallest none; names of columns are turned then."""
+    sizes = {}
+    for n in (4, 15, 20):
+        _, ax = common.new_figure(5, 5)
+        names = [f"0.{h}" for h in range(n)]
+        common.heat_map(ax, np.full((n, n), -0.004), names, names, "", 2)
+        sizes[n] = {t.get_fontsize() for t in ax.texts}
+        assert {t.get_text() for t in ax.texts} <= {"0.00"}
+        assert {t.get_rotation() for t in ax.get_xticklabels()} == {0 if n == 4 else 90}
+    assert sizes == {4: {9}, 15: {7}, 20: set()}
+
+
+# ------------------------------------------------------------------ the files
+
+
+@pytest.mark.parametrize("script, names, results", [
+    (part5.SCRIPT, ["part5_attention_groups", "part5_virtual_heads"], random_results(2)),
+    (toy.SCRIPT, ["part5_toy_path_expansion"], toy_results())], ids=["part5", "toy"])
+def test_the_same_files_every_time(script, names, results, tmp_path):
+    script = dataclasses.replace(script, figures=[f for f in script.figures if f[0] in names])
+    first, second = (common.draw(script, results, tmp_path / run) for run in ("first", "second"))
+    wanted = [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
+    assert [p.name for p in first] == wanted == sorted(p.name for p in first[0].parent.iterdir())
+    for a, b in zip(first, second):
+        assert a.read_bytes() == b.read_bytes() and a.stat().st_size > 10_000
+
+
+def test_figures_come_from_the_results_alone(tmp_path):
+    """--figures-only draws from the file, and neither TransformerLens nor pyplot is imported."""
+    (tmp_path / "part5.json").write_text(json.dumps(random_results(2)), encoding="utf-8")
+    code = ("import sys, dataclasses, circuits_part5 as p\n"
+            "p.SCRIPT = dataclasses.replace(p.SCRIPT, figures=p.FIGURES[-1:])\n"
+            "p.main(['--model', 'mini', '--figures-only', '--out', sys.argv[1]])\n"
+            "print({'transformer_lens', 'transformers', 'matplotlib.pyplot'} & set(sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=common.HERE, text=True,
+                          capture_output=True, check=True)
+    assert done.stdout == "set()\n"
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
+        "part5_induction.png", "part5_induction.svg"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("name", [name for name, *_ in toy.FIGURES])
+def test_the_toys_figures_are_committed(name, suffix):
+    assert (common.HERE / "figures" / f"{name}.{suffix}").stat().st_size > 10_000
