@@ -1543,6 +1543,8 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
     """A results file of this script; UserError if it is none, or holds what is not finite."""
     why = None
     try:
+        if not file.is_file():  # a pipe or a device need not end
+            raise FileNotFoundError(errno.ENOENT, "no such file")
         results = json.loads(file.read_text(encoding="utf-8"))
         meta, bad = results["meta"], next(not_finite(results), None)
         if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES:

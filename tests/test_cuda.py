@@ -9,7 +9,6 @@ import contextlib
 import io
 
 import pytest
-import test_mini
 import test_part4
 import torch
 from torch.utils._python_dispatch import (
@@ -72,6 +71,10 @@ def run(script, out, device: str, *more: str) -> dict:
         return script.main(["--device", device, "--no-figures", "--out", str(out), *more])
 
 
+def differences(a: dict, b: dict, rtol: float) -> list[dict]:
+    return [r for r in common.compare_results(a, b, rtol) if r["verdict"] != common.AGREES]
+
+
 @pytest.mark.parametrize("script, n_layers, more", [
     (circuits_part4, 1, ["--source", " Ralph", "--prompt", "Ralph", "--next", "alph"]),
     (circuits_part5, 2, ["--tokens", "201"])])
@@ -93,7 +96,7 @@ def test_on_a_played_gpu(script, n_layers, more, tmp_path, monkeypatch):
     with PlayedGPU():
         played = run(script, tmp_path, "lazy", *more)
     assert played["meta"]["device"] == "lazy"
-    assert test_mini.differences(played["sections"], cpu["sections"]) == []
+    assert differences(played, cpu, 1e-9) == []
 
 
 FAULTS = {
@@ -121,10 +124,9 @@ def test_the_played_gpu_refuses_what_a_real_one_refuses(fault):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("script", [circuits_part4, circuits_part5])
-def test_on_a_real_gpu(script, tmp_path, monkeypatch):
-    """The same numbers and words on both, to 1e-4: float32 rounds otherwise there."""
-    monkeypatch.setattr(test_mini, "FLOAT32", 1e-4)
+def test_on_a_real_gpu(script, tmp_path):
+    """The same numbers and words on both; float32 rounds otherwise there."""
     cpu, cuda = (run(script, tmp_path, x, "--model", "mini") for x in ("cpu", "cuda"))
     torch.use_deterministic_algorithms(False)
-    assert test_mini.differences(cuda["sections"], cpu["sections"]) == []
+    assert differences(cuda, cpu, 1e-4) == []
     assert cuda["meta"]["token_ids_sha256"] == cpu["meta"]["token_ids_sha256"]

@@ -44,7 +44,8 @@ def write(out: pathlib.Path, what: str) -> None:
     out.mkdir(exist_ok=True)
     log = common.Log()
     log.lines.append(f"the log of {what}")
-    results = {"meta": {"script": SCRIPT.file}, "sections": {"a": what}}
+    meta = {"script": SCRIPT.file, "dtype": "float32"}
+    results = {"meta": meta, "sections": {"a": what}}
     common.write_results(out, SCRIPT.stem, results, log)
 
 
@@ -260,6 +261,14 @@ def test_a_bug_keeps_its_traceback(error):
 
     with pytest.raises(type(error)):
         common.run_script(main)
+
+
+def test_results_that_are_no_file(tmp_path):
+    """A folder, a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in tmp_path, tmp_path / "pipe", tmp_path / "none":
+        with pytest.raises(common.UserError, match="no such file"):
+            common.read_results(path, SCRIPT)
 
 
 def test_weights_of_zeros(tmp_path, monkeypatch, capsys):
