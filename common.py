@@ -1628,7 +1628,8 @@ def run_script(main) -> int:
 
     def interrupted(*_) -> None:
         with contextlib.suppress(OSError):
-            os.write(2, f"{name}: interrupted; no file was left half written\n".encode())
+            line = f"{name}: interrupted; no file was left half written\n"
+            os.write(2, b"\n" * os.isatty(2) + line.encode())
         os._exit(130)
 
     before = signal.getsignal(signal.SIGINT)
