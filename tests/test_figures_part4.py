@@ -334,6 +334,7 @@ def test_the_committed_figures_are_of_these_scripts(redrawn):
 def test_a_label_cannot_break_a_figure():
     assert common.label(" mind") == "' mind'"
     assert common.label("a\nb") == r"'a\nb'" and common.label("って") == r"'\u3063\u3066'"
+    assert common.label("\xa0a") == r"'\xa0a'"  # the font has it, and nobody would see it
     assert common.label("=" * 18) == "'" + "=" * 18 + "'"
     assert common.label("=" * 19) == "'" + "=" * 17 + "…'"
     assert common.label("\0" * 19) == r"'\x00\x00\x00\x00…'"  # no half of an escape
