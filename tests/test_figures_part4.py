@@ -193,10 +193,10 @@ def test_the_bug_is_the_articles_or_the_samples():
     assert heights(figure.axes[0]) == [[1.0, 1.6], [3.0, 4.8]]  # the article's, by hand
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
     assert heights(figure.axes[1]) == through(r)
-    for text, p in zip(x_labels(figure.axes[0]), r["prompts"]):
+    for text, p in zip(x_labels(figure.axes[1]), r["prompts"]):
         assert f"weight {p['attention']:.2f}" in text and "'$$' / ' mind' = 3.00" in text
     r["sample"] = made_bug(random.Random(3), [" mind", " dry"])
-    assert heights(plotted(results, "keep").axes[0]) == through(r)
+    assert heights(plotted(results, "keep").axes[1]) == through(r)
     r["prompts"] = [{"prompt": p["prompt"], "skipped": "no"} for p in r["prompts"]]
     assert heights(plotted(results, "keep").axes[1]) == through(r["sample"])
     r["skipped"] = "no"
