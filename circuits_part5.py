@@ -3,11 +3,12 @@
     python circuits_part5.py                 # attn-only-2l on 3,072 tokens of WikiText-2
     python circuits_part5.py --model mini    # the bundled two-layer model on its sample text
 
-Writes results/part5.json (every number, full precision) and results/part5_stdout.txt (the log);
-for another model results/<model>/. About half a minute on two CPU cores at the public size.
+Writes results/part5.json (every number, full precision), results/part5_stdout.txt (the log) and
+figures/part5_*.png and .svg; for another model in results/<model>/ and figures/<model>/. About
+half a minute on two CPU cores at the public size.
 
-Each section of the article is a compute_x that returns plain numbers and a print_x that prints
-the article's lines from them.
+Each section of the article is a compute_x that returns plain numbers, a print_x that prints the
+article's lines from them, and a plot_x that draws its picture from them.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def print_model(r: dict, results: dict, log: common.Log) -> None:
 
 def compute_path_expansion(a: Analysis, results: dict) -> dict:
     paths = a.paths
-    before_1 = a.run.x0 + a.run.b_O[0] + paths.head_names(0)
+    before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
     logits = common.logit_difference(a.run, paths.stream(2))
     return {"n_terms": results["sections"]["model"]["n_terms"],
             "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
@@ -126,7 +127,7 @@ def compute_term_importance(a: Analysis, results: dict) -> dict:
     run, paths, m = a.run, a.paths, results["sections"]["model"]
     orders = [paths.stream(n) for n in range(3)]
     start, real = common.virtual_by_source(run)
-    with_0, with_1 = orders[0] + paths.bias + paths.head_names(0), orders[0] + paths.head_names(1)
+    with_0, with_1 = orders[0] + paths.bias + paths.heads(0), orders[0] + paths.heads(1)
     streams = [*orders, orders[1] + start, orders[1] + real, with_0, with_1]
     loss = common.losses(run, [run.final, *(run.readout(s) for s in streams)])
     model, direct, first, second, plus_start, plus_real, plus_0, plus_1 = loss
