@@ -12,11 +12,11 @@ import warnings
 
 import matplotlib
 import pytest
-from matplotlib.text import Text
 
 import circuits_part4 as part4
 import circuits_part4_toy as toy
 import common
+from pictures import collisions
 
 AWKWARD = [" MERCHANTABILITY", "$$", "\n", "\n" + 19 * " ", "って", "$x^2$", "\\frac{1}", "\x00",
            "😀", "'", "�", "ĠÃ", 60 * "=", " ", "\u202eabc", "e\u0301"]
@@ -92,21 +92,6 @@ def heights(ax) -> list[list[float]]:
 
 def x_labels(ax) -> list[str]:
     return [t.get_text() for t in ax.get_xticklabels()]
-
-
-def collisions(figure) -> list[tuple]:
-    """Texts that leave the figure, and pairs of texts that overlap by more than a pixel."""
-    seen, draw = [], Text.draw
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Text, "draw", lambda t, *args: seen.append(t) or draw(t, *args))
-        figure.draw_without_rendering()
-    seen = [(t.get_text(), t.get_window_extent()) for t in seen if t.get_text().strip()]
-    bad = [(text, "is clipped") for text, box in seen if min(box.x0, box.y0) < -1
-           or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1]
-    for i, (text, a) in enumerate(seen):
-        bad += [(text, other) for other, b in seen[:i]
-                if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1]
-    return bad
 
 
 @pytest.mark.parametrize("n_heads", [1, 8, 16])
