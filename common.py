@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -24,6 +25,8 @@ import json
 import os
 import pathlib
 import platform
+import shutil
+import signal
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 HERE = pathlib.Path(__file__).resolve().parent
 MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
 BUNDLED = ("mini", "mini-1l", "mini-2l")
+SIZES = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")  # in config.json
 PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True,
                   fold_value_biases=True, refactor_factored_attn_matrices=False)
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
@@ -55,7 +59,8 @@ class UserError(Exception):
 
 def notice(line: str) -> None:
     """Say something beside the log: stderr, so that stdout stays the article's."""
-    print(line, file=sys.stderr, flush=True)
+    if sys.stderr:
+        print(line, file=sys.stderr, flush=True)
 
 
 # ==================================================================================== Loading
@@ -99,9 +104,11 @@ def load_model(
         weights = folder / "model.safetensors"
         if not weights.exists():
             weights = folder / "model_final.pth"
-        if not weights.is_file():
-            raise UserError(f"{folder} has no model.safetensors or model_final.pth: a model folder "
-                            "holds config.json, one of these, and tokenizer files")
+        for file, what in ((folder / "config.json", "config.json"),
+                           (weights, "model.safetensors or model_final.pth")):
+            if not file.is_file():
+                raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
+                                "model.safetensors or model_final.pth, and tokenizer files")
         model = build(folder / "config.json", weights, folder)
         source = {"model": folder.resolve().name, "revision": None}
     else:
@@ -140,7 +147,7 @@ def _prepare_torch(device: str) -> None:
 
 
 def _cause(e: BaseException) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0][:120]
+    return next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:120]
 
 
 def _hooked_transformer() -> type[HookedTransformer]:
@@ -204,20 +211,25 @@ def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
         positions = config.get("positional_embedding_type",
                                "shortformer" if config.get("shortformer_pos") else "standard")
         layers = config.get("n_layers")
-    except (ValueError, AttributeError, OSError) as e:
+    except (ValueError, AttributeError, OSError, RecursionError) as e:
         raise UserError(f"cannot read {file} ({_cause(e)}): a model folder holds config.json, "
                         "model.safetensors or model_final.pth, and tokenizer files") from None
-    other = f"take attn-only-{n_layers or 2}l or mini"
+    other = None
     if not config.get("attn_only"):
-        raise UserError(f"{name} is not attention-only: {other}")
-    if positions != "standard":
-        raise UserError(f"{name} has {positions} position embeddings, not standard ones that are "
-                        f"added to the stream once: {other}")
-    if normalization not in ("LN", "LNPre"):
-        raise UserError(f"{name} has {normalization} for normalization, not LayerNorm: {other}")
-    if n_layers and layers != n_layers:
-        raise UserError(f"{name} has {layers} layer(s), this script reads models of {n_layers}: "
-                        f"{other}")
+        other = "is not attention-only"
+    elif positions != "standard":
+        other = (f"has {positions!s:.40} position embeddings, not standard ones that are added to "
+                 "the stream once")
+    elif normalization not in ("LN", "LNPre"):
+        other = f"has {normalization!s:.40} for normalization, not LayerNorm"
+    elif n_layers and layers != n_layers:
+        other = f"has {layers!s:.40} layer(s), this script reads models of {n_layers}"
+    if other:
+        raise UserError(f"{name} {other}: take attn-only-{n_layers or 2}l or mini")
+    for size in SIZES:
+        if type(config.get(size)) is not int or not 0 < config[size] < 2**31:
+            raise UserError(f"{file} has {config.get(size)!r:.40} for {size}, not a whole number "
+                            "above 0: fetch it again")
     return config
 
 
@@ -231,31 +243,44 @@ def _model_from_files(
     from transformer_lens import HookedTransformerConfig
     from transformers import AutoTokenizer
 
-    sizes = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")
     try:
         cfg = HookedTransformerConfig(  # no MLP, so act_fn is never used; any name will do
-            **{k: config[k] for k in sizes}, attn_only=True, act_fn="relu",
+            **{k: config[k] for k in SIZES}, attn_only=True, act_fn="relu",
             normalization_type="LN", device=device, dtype=dtype, init_weights=False)
-        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir))
+        with torch.device("meta"):  # sizes that do not fit never take memory
+            empty = HookedTransformer(cfg, move_to_device=False).state_dict()
+        state = _fitting(empty, state, cfg.n_layers, weights_file)
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), trust_remote_code=False)
         with contextlib.redirect_stdout(sys.stderr):
             model = HookedTransformer(cfg, tokenizer, move_to_device=False)
+    except UserError:
+        raise
     except Exception as e:
         raise UserError(f"{config_file} or the tokenizer beside it is not usable ({_cause(e)!r}): "
                         "fetch them again") from None
+    n_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    if n_ids > cfg.d_vocab:
+        raise UserError(f"{weights_file} does not fit the files beside it: the tokenizer has "
+                        f"{n_ids:,} tokens, the model {cfg.d_vocab:,}; fetch them again")
     with contextlib.redirect_stdout(sys.stderr):
-        wanted = {k: v.shape for k, v in model.state_dict().items()
-                  if not k.endswith(("mask", "IGNORE"))}
-        bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
-        bad += [k for k in wanted if k in state and state[k].shape != wanted[k]]
-        bad += [k for k in state if k.startswith(f"blocks.{cfg.n_layers}.")]
-        if bad or len(tokenizer) > cfg.d_vocab:
-            part = f"{bad[0]} is missing, too much, or of another shape" if bad else (
-                f"the tokenizer has {len(tokenizer):,} tokens, the model {cfg.d_vocab:,}")
-            raise UserError(f"{weights_file} does not fit the files beside it: {part}; fetch them "
-                            "again")
-        state = {k: state[k].to(dtype) for k in wanted if k in state}
-        model.load_and_process_state_dict(state, **processing)
-        return model.to(device, print_details=False)
+        model.load_and_process_state_dict({k: v.to(dtype) for k, v in state.items()}, **processing)
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise UserError(f"{weights_file}: {name} overflows in {dtype}: fetch it again")
+    return model.to(device, print_details=False)
+
+
+def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dict[str, Tensor]:
+    """What a model takes of a state dict; UserError if that is not what an empty model has."""
+    wanted = {k: v.shape for k, v in empty.items() if not k.endswith(("mask", "IGNORE"))}
+    bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
+    bad += [k for k in wanted if k in state and (
+        state[k].shape != wanted[k] or not state[k].is_floating_point())]
+    bad += [k for k in state if k.startswith(f"blocks.{n_layers}.")]
+    if bad:
+        raise UserError(f"{file} does not fit the files beside it: {bad[0]} is missing, too much, "
+                        "or of another shape or type; fetch them again")
+    return {k: state[k] for k in wanted if k in state}
 
 
 def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
@@ -286,7 +311,11 @@ def sha256(data: pathlib.Path | str) -> str:
 
 def encode(model: HookedTransformer, text: str) -> list[int]:
     """Token ids of a text, without BOS."""
-    return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    try:
+        return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as e:
+        raise UserError(f"the tokenizer fails on {text[:20]!r} ({_cause(e)}): fetch "
+                        "its files again") from None
 
 
 def token_text(model: HookedTransformer, token: int) -> str:
@@ -382,14 +411,14 @@ def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[i
     """At least n_needed ids from the start of the text if it has them, and the text's hashes.
 
     A tokenizer decides word by word: a prefix has the ids of the whole but for its last word."""
-    text, rows_sha256 = (None, None) if text_file else wikitext(join, keep_blank)
+    text, rows_sha256 = wikitext(join, keep_blank) if text_file is None else (None, None)
     n_chars = 16 * n_needed + 4096
     while True:
         if text_file is None:
             part = text[:n_chars]
         else:
             try:
-                if pathlib.Path(text_file).is_fifo():  # could be read only once
+                if os.path.exists(text_file) and not os.path.isfile(text_file):
                     raise UserError(f"--text {text_file} is not a regular file: save it as one")
                 with open(text_file, encoding="utf-8", newline="") as f:
                     part = f.read(n_chars)
@@ -1315,14 +1344,14 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
     wrote, file = [], folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_parts(folder / f"{stem}.{x}" for stem, *_ in script.figures for x in ("png", "svg"))
         with matplotlib.rc_context(STYLE):
             for stem, section, plot in progress(script.figures, "figures"):
                 figure = plot(results["sections"][section], results)
                 for suffix, no in (("png", "Software"), ("svg", "Date")) if figure else ():
                     file = folder / f"{stem}.{suffix}"
-                    part = file.with_name(f".{file.name}.part")
-                    figure.savefig(part, format=suffix, metadata={no: None})
-                    os.replace(part, file)
+                    with whole(file) as part:
+                        figure.savefig(part, format=suffix, metadata={no: None})
                     wrote.append(file)
     except OSError as e:
         raise UserError(f"cannot write {file}: {e.strerror}; take --no-figures, or name another "
@@ -1456,37 +1485,73 @@ def run_meta(
             "versions": versions | {"python": platform.python_version()}}
 
 
+def part_of(file: pathlib.Path) -> pathlib.Path:
+    """The hidden file that a file is while it is being written."""
+    return file.with_name(f".{file.name}.part")
+
+
+def remove_parts(files) -> None:
+    """Remove what is left of these files where a run was killed while it wrote them."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            part_of(file).unlink()
+
+
+@contextlib.contextmanager
+def whole(file: pathlib.Path):
+    """A hidden file to write to: it takes the file's place, or nothing of it is left."""
+    try:
+        yield part_of(file)
+        os.replace(part_of(file), file)
+    finally:
+        remove_parts([file])
+
+
 def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list[pathlib.Path]:
-    """Write {stem}.json and {stem}_stdout.txt, whole or not at all; returns their paths."""
+    """Write {stem}.json and {stem}_stdout.txt, whole or not at all; returns their paths.
+
+    The log is replaced first. Where a run is killed before the JSON is, that one's meta.log_sha256
+    is not the log's, and read_results says so.
+    """
     bad = next(not_finite(results), None)
     if bad is not None:
         raise UserError(f"{bad} is not finite; nothing was written (are the weights sound?)")
-    files = {out / f"{stem}.json": json.dumps(results, indent=1, sort_keys=True, allow_nan=False),
-             out / f"{stem}_stdout.txt": "\n".join(log.lines)}
-    parts = {path: path.with_name(f".{path.name}.part") for path in files}
-    before = {path: path.read_bytes() for path in files if path.is_file()}
-    replaced = []
+    text = "\n".join(log.lines) + "\n"
+    results["meta"]["log_sha256"] = sha256(text)
+    data = json.dumps(results, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    json_file, log_file = files = [out / f"{stem}.json", out / f"{stem}_stdout.txt"]
+    old_log = out / f"{stem}_stdout.txt.old"
+    remove_parts([*files, old_log])
     try:
-        for path, text in files.items():
-            parts[path].write_text(text + "\n", encoding="utf-8", newline="")
-        for path in files:
-            os.replace(parts[path], path)
-            replaced.append(path)
+        for file, content in zip(files, (data, text)):
+            if file.exists() and not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{file.name} is read-only")
+            part_of(file).write_text(content, encoding="utf-8", newline="")
+        if log_file.exists():
+            shutil.copyfile(log_file, part_of(old_log))
+        os.replace(part_of(log_file), log_file)
+        try:
+            os.replace(part_of(json_file), json_file)
+        except BaseException:
+            if part_of(old_log).exists():
+                os.replace(part_of(old_log), log_file)
+            else:
+                log_file.unlink()
+            raise
     except OSError as e:
-        for path in replaced:
-            path.write_bytes(before[path]) if path in before else path.unlink()
         raise UserError(f"cannot write results to {out}: {e.strerror}; what was there is as it "
                         "was (name another folder with --out DIR)") from None
     finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
-    return list(files)
+        remove_parts([*files, old_log])
+    return files
 
 
 def read_results(file: pathlib.Path, script: Script) -> dict:
     """A results file of this script; UserError if it is none, or holds what is not finite."""
     why = None
     try:
+        if not file.is_file():  # a pipe or a device need not end
+            raise FileNotFoundError(errno.ENOENT, "no such file")
         results = json.loads(file.read_text(encoding="utf-8"))
         meta, bad = results["meta"], next(not_finite(results), None)
         if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES:
@@ -1500,6 +1565,10 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
     if why:
         raise UserError(f"cannot read {file} as results of {script.file} ({why}): python "
                         f"{script.file} makes it")
+    log = file.with_name(f"{file.stem}_stdout.txt")
+    if log.is_file() and meta.get("log_sha256") not in (None, sha256(log)):
+        notice(f"warning: {log} is not the log of {file.name}, a run was cut off between the two: "
+               f"python {script.file} makes both anew")
     return results
 
 
@@ -1559,20 +1628,43 @@ def not_finite(value, key: str = "results"):
 
 
 def run_script(main) -> int:
-    """Run a script's main; a user's mistake becomes one line and exit code 2."""
+    """Run a script's main: 0, or one line on stderr and 1 for a closed stdout, 2 for what a user
+    can mend, 130 for Ctrl-C, at once: libraries swallow the exception while they are imported."""
     name = pathlib.Path(sys.argv[0]).name
     if hasattr(sys.stdout, "reconfigure"):  # tokens are in every script, whatever the locale
         sys.stdout.reconfigure(encoding="utf-8")
+
+    def interrupted(*_) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{name}: interrupted; no file was left half written\n".encode())
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in a job in the background
+        signal.signal(signal.SIGINT, interrupted)
     try:
         main()
         return 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        notice(f"{name}: stdout was closed; nothing was written")
+        notice(f"{name}: stdout was closed; no file was left half written")
         return 1
-    except UserError as e:
-        notice(f"{name}: error: {e}")
+    except (UserError, OSError, MemoryError, RuntimeError) as e:
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in _what_to_mend(e))
+        notice(f"{name}: error: {line}")
         return 2
-    except KeyboardInterrupt:
-        notice(f"{name}: interrupted; nothing was written")
-        return 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _what_to_mend(e: Exception) -> str:
+    """Cause and remedy of an exception that is no bug; one that is goes on."""
+    if isinstance(e, UserError):
+        return str(e)
+    if isinstance(e, OSError):  # stdout on a full disk; every other one names its file
+        return f"{e}; no file was left half written: make room, or mend what it names"
+    if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(e):
+        return f"not enough memory ({_cause(e)}): take fewer --tokens or a shorter --seq-len"
+    if "linalg" in str(e):
+        return f"no solution for these weights ({_cause(e)}): are they sound?"
+    raise e

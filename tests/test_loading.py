@@ -288,14 +288,67 @@ def a_third_layer(weights):
     weights |= {k.replace(".1.", ".2."): v.clone() for k, v in weights.items() if ".1." in k}
 
 
+def one_overflows(weights):
+    weights["pos_embed.W_pos"] = torch.full((17, 11), 1e300, dtype=torch.float64)
+
+
+def whole_numbers(folder):
+    return {k: (99 * v).long() for k, v in tiny.state_dict(SIZES).items()}
+
+
+def complex_numbers(folder):
+    return {k: v * (1 + 1j) for k, v in tiny.state_dict(SIZES).items()}
+
+
+def empty_pth(folder):
+    remove("model.safetensors")(folder)
+    write("model_final.pth", b"")(folder)
+
+
+def folder_for(name: str):
+    return lambda folder: ((folder / name).unlink(), (folder / name).mkdir())
+
+
+def pipe_for(name: str):
+    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
+
+
+def vocabulary(clear: bool = False, **change):
+    def damage(folder):
+        file = folder / "tokenizer.json"
+        new = json.loads(file.read_text())
+        if clear:
+            new["model"]["vocab"] = {}
+        new["model"]["vocab"] |= change
+        file.write_text(json.dumps(new))
+    return damage
+
+
+def tokenizer_with_code(folder):
+    (folder / "code.py").write_text("import os; os.mkdir('executed')")
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", "code.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+SIZES_WRONG = [("d_model", "eleven"), ("n_heads", "3"), ("n_heads", 0), ("n_heads", 3.0),
+               ("n_ctx", -1), ("n_ctx", 10**30), ("d_head", 0), ("d_head", None), ("d_vocab", -1),
+               ("d_vocab", True)]
 DAMAGED_FOLDER = {
     "no config": (remove("config.json"), ["config.json", "model folder holds"]),
     "config is no JSON": (write("config.json", b"{"), ["config.json"]),
     "config is not text": (write("config.json", b"\xff\xfe\x00"), ["config.json"]),
     "config is a list": (write("config.json", b"[1, 2]"), ["config.json"]),
     "config lacks a key": (config(d_head="removed"), ["config.json", "d_head"]),
-    "config has text for a number": (config(d_model="eleven"), ["config.json"]),
-    "config has a negative number": (config(n_ctx=-1), ["config.json"]),
+    "config is a number": (write("config.json", b"5"), ["config.json"]),
+    "config is nested too deep": (write("config.json", b"[" * 100_000), ["config.json"]),
+    "config is a folder": (folder_for("config.json"), ["has no config.json"]),
+    "config is a pipe": (pipe_for("config.json"), ["has no config.json"]),
+    **{f"config has {k} {v!r}": (config(**{k: v}), ["config.json", k]) for k, v in SIZES_WRONG},
+    "config has a context out of all proportion": (config(n_ctx=10**9), ["W_pos", "not fit"]),
+    "config has a vocabulary out of all proportion": (config(d_vocab=10**9), ["W_E", "not fit"]),
+    "config has more heads than fit anywhere": (config(n_heads=2**31 - 1), ["W_Q", "not fit"]),
+    "config has line ends and colours": (
+        config(normalization="\n\x1b[31m" * 99), ["LayerNorm", r"\n\x1b"]),
     "config of another model": (config(d_model=12), ["model.safetensors", "does not fit"]),
     "one layer": (config(n_layers=1), ["1 layer", "attn-only-2l"]),
     "MLPs": (config(attn_only=False), ["not attention-only", "mini"]),
@@ -305,16 +358,29 @@ DAMAGED_FOLDER = {
     "no weights": (remove("model.safetensors"), ["model.safetensors", "model_final.pth"]),
     "weights cut short": (cut("model.safetensors"), ["model.safetensors"]),
     "weights empty": (write("model.safetensors", b""), ["model.safetensors"]),
+    "weights are a folder": (folder_for("model.safetensors"), ["has no model.safetensors"]),
+    "weights are a pipe": (pipe_for("model.safetensors"), ["has no model.safetensors"]),
+    "weights overflow": (state(one_overflows), ["model.safetensors", "W_pos", "float32"]),
     "NaN": (state(one_is_nan), ["unembed.W_U", "not finite"]),
     "key missing": (state(one_is_missing), ["model.safetensors", "blocks.1.attn.W_Q"]),
     "wrong shape": (state(one_has_another_shape), ["model.safetensors", "blocks.1.attn.W_Q"]),
     "more layers than config": (state(a_third_layer), ["model.safetensors", "blocks.2."]),
+    "pth is empty": (empty_pth, ["model_final.pth", "state dict"]),
+    "pth has whole numbers": (pth(whole_numbers), ["model_final.pth", "W_E", "type"]),
+    "pth has complex numbers": (pth(complex_numbers), ["model_final.pth", "W_E", "type"]),
     "pth is a list": (pth(lambda folder: [1, 2]), ["model_final.pth", "state dict"]),
     "pth has no tensors": (pth(lambda folder: {"a": "b"}), ["model_final.pth", "state dict"]),
     "pth has code": (pth(Code), ["model_final.pth", "state dict"]),
     "pth is a bare pickle": (pickled_code, ["model_final.pth", "state dict"]),
     "no tokenizer": (remove("tokenizer*"), ["my-model", "tokenizer"]),
     "tokenizer is no JSON": (write("tokenizer.json", b"{"), ["my-model", "tokenizer"]),
+    "tokenizer is a list": (write("tokenizer.json", b"[]"), ["my-model", "tokenizer"]),
+    "tokenizer is noise": (write("tokenizer.json", bytes(range(256))), ["my-model", "tokenizer"]),
+    "tokenizer is nested too deep": (
+        write("tokenizer.json", b"[" * 100_000), ["my-model", "tokenizer"]),
+    "tokenizer has code": (tokenizer_with_code, ["my-model", "custom code"]),
+    "tokenizer with a gap in its ids": (vocabulary(e=10**6), ["my-model", "1,000,001"]),
+    "tokenizer without words": (vocabulary(clear=True), ["tokenizer fails", "fetch"]),
     "tokenizer of a larger model": (
         lambda folder: tiny.tokenizer(99).save_pretrained(folder), ["my-model", "tokenizer"]),
 }
@@ -512,8 +578,9 @@ def test_cuda_where_there_is_none(folder, text, refused):
     b"": ["0 tokens"],
     b"abcde": ["5 tokens"],
     "h\u00e9".encode("latin-1") * 999: ["not UTF-8"],
+    "h\u00e9".encode() * 999 + b"\xc3": ["not UTF-8"],
     b"ab <|BOS|> cd" * 999: ["start token"],
-}.items(), ids=["empty", "a word", "Latin-1", "start token"])
+}.items(), ids=["empty", "a word", "Latin-1", "cut in a letter", "start token"])
 def test_a_text_of_no_use(content, words, folder, tmp_path, refused):
     """A text that is empty, too short for one sequence, in another encoding or has the model's
     start token spelled out. No number of tokens helps, so none is advised."""
@@ -522,6 +589,26 @@ def test_a_text_of_no_use(content, words, folder, tmp_path, refused):
     message = refused("--model", folder, "--text", file)
     assert all(word in message for word in [file.name, *words]), message
     assert "--tokens" not in message
+
+
+@pytest.mark.parametrize("kind", ["", "folder", "pipe", "/dev/zero"])
+def test_a_text_that_is_no_file(kind, folder, tmp_path, refused):
+    """A variable of the shell that is empty, a folder, and what has no end or is gone once read."""
+    file = tmp_path / kind
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    message = refused("--model", folder, "--text", file if kind else "")
+    assert f"--text {file if kind else ''}" in message, message
+
+
+def test_a_text_of_odd_characters(folder, tmp_path, part5):
+    """NUL bytes, lonely carriage returns, a byte order mark: text like any other."""
+    file = tmp_path / "odd.txt"
+    file.write_bytes(b"\xef\xbb\xbfa\0b\r" * 99)
+    code, _, stderr = part5("--model", folder, "--text", file, "--tokens", 34, "--no-figures")
+    assert code == 0, stderr
 
 
 def test_a_text_that_is_too_short(folder, tmp_path, part5, refused):
@@ -546,16 +633,6 @@ def test_results_cannot_be_written(where, folder, text, tmp_path, part5):
     message = error_of(*part5("--model", folder, "--text", text, "--out", out))
     assert str(out) in message and "--out" in message
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_interrupted(part5, monkeypatch, capsys):
-    """Ctrl-C is not a bug either."""
-    def main():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "argv", [SCRIPT])
-    assert common.run_script(main) == 130
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 # ======================================================================================== Tokens
@@ -726,20 +803,20 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 @pytest.fixture
 def written(tmp_path):
     """A folder with the results of an earlier run, and what it holds."""
-    common.write_results(tmp_path, "part5", {"a": 1.5}, a_log("old"))
+    common.write_results(tmp_path, "part5", {"meta": {}, "a": 1.5}, a_log("old"))
     return tmp_path, contents(tmp_path)
 
 
 def test_results_are_the_same_bytes_every_time(written):
     """Neither a second run nor the order of the keys changes a byte."""
     out, before = written
-    results = {"b": [1, 0.1, None, True], "a": {"y": "\u00e9", "x": 1e-300}}
+    results = {"meta": {}, "b": [1, 0.1, None, True], "a": {"y": "\u00e9", "x": 1e-300}}
     paths = common.write_results(out, "part5", results, a_log("one", "", "two \u00b1"))
     first = contents(out)
     assert [p.name for p in paths] == list(first) == ["part5.json", "part5_stdout.txt"]
     assert first["part5_stdout.txt"].decode() == "one\n\ntwo \u00b1\n"
     assert json.loads(first["part5.json"]) == results and first != before
-    other_order = {"a": dict(reversed(results["a"].items())), "b": results["b"]}
+    other_order = {k: results[k] for k in ("b", "meta")} | {"a": {"x": 1e-300, "y": "\u00e9"}}
     common.write_results(out, "part5", other_order, a_log("one", "", "two \u00b1"))
     assert contents(out) == first
 
@@ -767,7 +844,8 @@ def test_the_disk_is_full(size_json, size_log, written):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(common.UserError, match="--out"):
-            common.write_results(out, "part5", {"a": "x" * size_json}, a_log("y" * size_log))
+            common.write_results(out, "part5", {"meta": {}, "a": "x" * size_json},
+                                 a_log("y" * size_log))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert contents(out) == before
@@ -792,5 +870,5 @@ def test_a_file_cannot_be_replaced(first_run, fails_at, written, monkeypatch):
 
     monkeypatch.setattr(os, "replace", sometimes)
     with pytest.raises(common.UserError, match="Permission denied"):
-        common.write_results(out, "part5", {"a": 2}, a_log("new"))
+        common.write_results(out, "part5", {"meta": {}, "a": 2}, a_log("new"))
     assert contents(out) == before
