@@ -880,7 +880,7 @@ def self_rank(
     for a, b, rank in progress([*zip(A, B.double(), ranks)], "places of tokens"):
         x = a[ids].double()
         own = (x * b[:, ids].T).sum(1) - TIE * b.norm(dim=0).max() * x.norm(dim=1)
-        for columns in _tiles(b.shape[1], ROWS * COLUMNS // block):
+        for columns in _tiles(b.shape[1], 4 * COLUMNS):
             for rows in _tiles(len(x), block):  # the token itself is one of those it counts
                 rank[rows] += (x[rows] @ b[:, columns]).ge_(own[rows, None]).sum(1).long()
     return ranks.cpu()
