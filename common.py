@@ -1338,7 +1338,8 @@ def bars(ax, groups: list[str], series: dict[str, list[float]],
 
 
 def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draw a script's figures from its results, each as PNG and SVG, whole or not at all."""
+    """Draw a script's figures from its results, each as PNG and SVG, whole or not at all. One that
+    these results have nothing for is not there afterwards, nor what an earlier run drew."""
     import matplotlib
 
     wrote, file = [], folder
@@ -1348,8 +1349,11 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
         with matplotlib.rc_context(STYLE):
             for stem, section, plot in progress(script.figures, "figures"):
                 figure = plot(results["sections"][section], results)
-                for suffix, no in (("png", "Software"), ("svg", "Date")) if figure else ():
+                for suffix, no in ("png", "Software"), ("svg", "Date"):
                     file = folder / f"{stem}.{suffix}"
+                    if figure is None:
+                        file.unlink(missing_ok=True)
+                        continue
                     with whole(file) as part:
                         figure.savefig(part, format=suffix, metadata={no: None})
                     wrote.append(file)

@@ -334,3 +334,14 @@ def test_the_model_of_a_headline_is_short_and_drawable():
     results["meta"]["model"] = "モデル" + "x" * 200
     figure = plotted(results, "copy_scores")
     assert collisions(figure) == [] and figure.get_suptitle().startswith(r"\u30e2\u30c7\u30ebxxx")
+
+
+def test_no_figure_of_an_earlier_run_stays(tmp_path):
+    """What these results have nothing for is taken away; other files are left alone."""
+    results = made(2)
+    results["sections"]["keep"]["skipped"] = "no"
+    for name in ("part4_keep.png", "part4_keep.svg", "mine.png"):
+        (tmp_path / name).write_text("old", "utf-8")
+    keep = next(f for f in part4.FIGURES if f[0] == "part4_keep")
+    assert common.draw(dataclasses.replace(part4.SCRIPT, figures=[keep]), results, tmp_path) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.png"]
