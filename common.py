@@ -1524,20 +1524,19 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
     results["meta"]["log_sha256"] = sha256(text)
     data = json.dumps(results, indent=1, sort_keys=True, allow_nan=False) + "\n"
     json_file, log_file = files = [out / f"{stem}.json", out / f"{stem}_stdout.txt"]
-    old_log = out / f"{stem}_stdout.txt.old"
-    remove_parts([*files, old_log])
+    old_log, had_log = out / f"{stem}_stdout.txt.old", log_file.exists()
     try:
         for file, content in zip(files, (data, text)):
             if file.exists() and not os.access(file, os.W_OK):
                 raise PermissionError(errno.EACCES, f"{file.name} is read-only")
             part_of(file).write_text(content, encoding="utf-8", newline="")
-        if log_file.exists():
+        if had_log:
             shutil.copyfile(log_file, part_of(old_log))
         os.replace(part_of(log_file), log_file)
         try:
             os.replace(part_of(json_file), json_file)
         except BaseException:
-            if part_of(old_log).exists():
+            if had_log:
                 os.replace(part_of(old_log), log_file)
             else:
                 log_file.unlink()

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import time
 
 import pytest
 import safetensors.torch
@@ -62,6 +63,7 @@ def start(do) -> int:
     """A forked child that runs do() and exits with what it returns; its process id."""
     child = os.fork()
     if not child:
+        signal.alarm(60)
         with contextlib.suppress(BaseException):
             os._exit(do() or 0)
         os._exit(99)
@@ -190,6 +192,7 @@ def test_ctrl_c_ends_a_run_at_once(ignored):
     os.read(heard, 1)
     os.kill(process, signal.SIGINT)
     if ignored:
+        time.sleep(0.3)
         os.kill(process, signal.SIGTERM)
     assert end(process) == (-signal.SIGTERM if ignored else 130)
     said_to_the_user = os.read(errors, 9999).decode()

@@ -600,7 +600,7 @@ def test_a_text_that_is_no_file(kind, folder, tmp_path, refused):
     elif kind == "pipe":
         os.mkfifo(file)
     message = refused("--model", folder, "--text", file if kind else "")
-    assert f"--text {file if kind else ''}" in message, message
+    assert (f"--text {file} is not" if kind else "cannot read --text :") in message, message
 
 
 def test_a_text_of_odd_characters(folder, tmp_path, part5):
