@@ -631,7 +631,8 @@ def _print_bug(r: dict, log: common.Log) -> None:
 
 
 def plot_keep(r: dict, results: dict):
-    """The pushes of one head through one source after two prompts: one ratio."""
+    """The pushes of one head through one source after two prompts: one ratio. Beside them, on the
+    same scale, the article's example by hand."""
     bugs = [b for b in (r, r["sample"]) if b and "skipped" not in b]
     found = [(b, [p for p in b["prompts"] if "skipped" not in p]) for b in bugs]
     bug, prompts = next((x for x in found if x[1]), (None, None))
@@ -641,10 +642,17 @@ def plot_keep(r: dict, results: dict):
     ratio = lambda p: "-" if p["ratio"] is None else f"{p['ratio']:.2f}"  # noqa: E731
     groups = [f"{label(p['prompt'], 40)}\nreads {source} with weight {p['attention']:.2f}\n"
               f"{label(two)} / {label(one)} = {ratio(p)}" for p in prompts]
-    figure, ax = common.new_figure(8, 4.2)
+    toy = {e["key"]: e["value"] for e in common.read_published("part4_toy")["entries"]}
+    figure, (hand, ax) = common.new_figure(12, 4.2, 1, 2, sharey=True, width_ratios=[2, 3])
+    common.bars(hand, [f"after '{b}'\nreads 'keep' with weight {toy[f'keep.weights.{b}']}"
+                       for b in ("in", "at")],
+                {f"'{c}'": [toy[f"keep.pushes.{b}.{c}"] for b in ("in", "at")]
+                 for c in ("mind", "bay")}, "{:+.1f}")
+    hand.set_title("by hand", loc="left")
+    hand.set_ylabel("push (logits)")
     common.bars(ax, groups, {label(w): [p["through"][w] for p in prompts] for w in (one, two)},
                 "{:+.2f}")
-    ax.set_ylabel(f"push through {source} (logits)")
+    ax.set_title(f"measured: head 0.{bug['head']}, through {source}", loc="left")
     common.headline(figure, results, f"the bug of head 0.{bug['head']}: one ratio after {source}, "
                     "whatever the destination")
     return figure

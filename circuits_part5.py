@@ -3,11 +3,12 @@
     python circuits_part5.py                 # attn-only-2l on 3,072 tokens of WikiText-2
     python circuits_part5.py --model mini    # the bundled two-layer model on its sample text
 
-Writes results/part5.json (every number, full precision) and results/part5_stdout.txt (the log);
-for another model results/<model>/. About half a minute on two CPU cores at the public size.
+Writes results/part5.json (every number, full precision), results/part5_stdout.txt (the log) and
+figures/part5_*.png and .svg; for another model in results/<model>/ and figures/<model>/. About
+half a minute on two CPU cores at the public size.
 
-Each section of the article is a compute_x that returns plain numbers and a print_x that prints
-the article's lines from them.
+Each section of the article is a compute_x that returns plain numbers, a print_x that prints the
+article's lines from them, and a plot_x that draws its picture from them.
 """
 
 from __future__ import annotations

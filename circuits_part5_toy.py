@@ -2,8 +2,9 @@
 
     python circuits_part5_toy.py
 
-Writes results/part5_toy.json (every number) and results/part5_toy_stdout.txt (the log). It reads
-no model and no text, and takes about two seconds, nearly all of them for starting PyTorch.
+Writes results/part5_toy.json (every number), results/part5_toy_stdout.txt (the log) and
+figures/part5_toy_*.png and .svg. It reads no model and no text, and takes about three seconds,
+most of them for starting PyTorch.
 
 Each example goes through the kernels of common.py that the real model goes through. The article
 writes column vectors, the kernels take row vectors: its W is W^T here, and a head that reads

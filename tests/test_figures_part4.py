@@ -12,11 +12,11 @@ import warnings
 
 import matplotlib
 import pytest
-from matplotlib.text import Text
 
 import circuits_part4 as part4
 import circuits_part4_toy as toy
 import common
+from pictures import collisions
 
 AWKWARD = [" MERCHANTABILITY", "$$", "\n", "\n" + 19 * " ", "って", "$x^2$", "\\frac{1}", "\x00",
            "😀", "'", "�", "ĠÃ", 60 * "=", " ", "\u202eabc", "e\u0301"]
@@ -92,21 +92,6 @@ def heights(ax) -> list[list[float]]:
 
 def x_labels(ax) -> list[str]:
     return [t.get_text() for t in ax.get_xticklabels()]
-
-
-def collisions(figure) -> list[tuple]:
-    """Texts that leave the figure, and pairs of texts that overlap by more than a pixel."""
-    seen, draw = [], Text.draw
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Text, "draw", lambda t, *args: seen.append(t) or draw(t, *args))
-        figure.draw_without_rendering()
-    seen = [(t.get_text(), t.get_window_extent()) for t in seen if t.get_text().strip()]
-    bad = [(text, "is clipped") for text, box in seen if min(box.x0, box.y0) < -1
-           or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1]
-    for i, (text, a) in enumerate(seen):
-        bad += [(text, other) for other, b in seen[:i]
-                if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1]
-    return bad
 
 
 @pytest.mark.parametrize("n_heads", [1, 8, 16])
@@ -190,17 +175,19 @@ def test_the_bug_is_the_articles_or_the_samples():
     through = lambda bug: [[p["through"][w] for p in bug["prompts"]]  # noqa: E731
                            for w in bug["pair"]]
     figure = plotted(results, "keep")
-    assert heights(figure.axes[0]) == through(r)
-    for text, p in zip(x_labels(figure.axes[0]), r["prompts"]):
+    assert heights(figure.axes[0]) == [[1.0, 1.6], [3.0, 4.8]]  # the article's, by hand
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    assert heights(figure.axes[1]) == through(r)
+    for text, p in zip(x_labels(figure.axes[1]), r["prompts"]):
         assert f"weight {p['attention']:.2f}" in text and "'$$' / ' mind' = 3.00" in text
     r["sample"] = made_bug(random.Random(3), [" mind", " dry"])
-    assert heights(plotted(results, "keep").axes[0]) == through(r)
+    assert heights(plotted(results, "keep").axes[1]) == through(r)
     r["prompts"] = [{"prompt": p["prompt"], "skipped": "no"} for p in r["prompts"]]
-    assert heights(plotted(results, "keep").axes[0]) == through(r["sample"])
+    assert heights(plotted(results, "keep").axes[1]) == through(r["sample"])
     r["skipped"] = "no"
     del r["prompts"][0], r["sample"]["prompts"][0]["ratio"]
     r["sample"]["prompts"][0]["ratio"] = None  # no push on the first word: no ratio
-    assert x_labels(plotted(results, "keep").axes[0])[0].endswith("' dry' / ' mind' = -")
+    assert x_labels(plotted(results, "keep").axes[1])[0].endswith("' dry' / ' mind' = -")
     r["sample"]["skipped"] = "no"
     assert plotted(results, "keep") is None
 
@@ -334,6 +321,7 @@ def test_the_committed_figures_are_of_these_scripts(redrawn):
 def test_a_label_cannot_break_a_figure():
     assert common.label(" mind") == "' mind'"
     assert common.label("a\nb") == r"'a\nb'" and common.label("って") == r"'\u3063\u3066'"
+    assert common.label("\xa0a") == r"'\xa0a'"  # the font has it, and nobody would see it
     assert common.label("=" * 18) == "'" + "=" * 18 + "'"
     assert common.label("=" * 19) == "'" + "=" * 17 + "…'"
     assert common.label("\0" * 19) == r"'\x00\x00\x00\x00…'"  # no half of an escape
@@ -346,3 +334,14 @@ def test_the_model_of_a_headline_is_short_and_drawable():
     results["meta"]["model"] = "モデル" + "x" * 200
     figure = plotted(results, "copy_scores")
     assert collisions(figure) == [] and figure.get_suptitle().startswith(r"\u30e2\u30c7\u30ebxxx")
+
+
+def test_no_figure_of_an_earlier_run_stays(tmp_path):
+    """What these results have nothing for is taken away; other files are left alone."""
+    results = made(2)
+    results["sections"]["keep"]["skipped"] = "no"
+    for name in ("part4_keep.png", "part4_keep.svg", "mine.png"):
+        (tmp_path / name).write_text("old", "utf-8")
+    keep = next(f for f in part4.FIGURES if f[0] == "part4_keep")
+    assert common.draw(dataclasses.replace(part4.SCRIPT, figures=[keep]), results, tmp_path) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.png"]

@@ -15,6 +15,7 @@ from matplotlib.text import Text
 import circuits_part5 as part5
 import circuits_part5_toy as toy
 import common
+from pictures import collisions
 
 HEADS = (1, 8, 16)
 TOKENS = ["<|BOS|>", "$$", "\n", "\t ", "\ufffd", "Ġâ", "漢字", "🙂" * 9, "long" * 70, "'", "\\",
@@ -71,25 +72,9 @@ def figure_of(name: str, results: dict, script=part5):
     return plot(results["sections"][section], results)
 
 
-def drawn_texts(figure, monkeypatch) -> list[Text]:
-    """The texts that drawing the figure puts on it, once all parts have found their places."""
-    texts = []
-    monkeypatch.setattr(Text, "draw", lambda self, renderer: texts.append(self))
-    figure.draw_without_rendering()
-    return [t for t in dict.fromkeys(texts) if t.get_visible() and t.get_text().strip()]
-
-
-def nothing_in_the_way(figure, monkeypatch) -> None:
+def nothing_in_the_way(figure) -> None:
     """Every text lies whole inside the figure, and on no other text; no legend on a bar."""
-    texts = drawn_texts(figure, monkeypatch)
-    box = np.array([t.get_window_extent().extents for t in texts])
-    low, high = figure.bbox.extents[:2], figure.bbox.extents[2:]
-    for t, b in zip(texts, box):
-        assert (b[:2] >= low).all() and (b[2:] <= high).all(), f"{t.get_text()!r} is clipped"
-    a, b = box[:, None], box[None]
-    shared = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    over = np.argwhere(np.triu((shared > 1).all(-1), 1))
-    assert not len(over), [[texts[i].get_text() for i in pair] for pair in over[:3]]
+    assert collisions(figure) == []
     for ax in figure.axes:
         legend = ax.get_legend()
         for bar in ax.patches if legend else ():
@@ -135,9 +120,9 @@ def rounded(values, digits: int) -> list[str]:
 
 @pytest.mark.parametrize("n_heads", HEADS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_part_of_a_figure_can_be_read(name, n_heads, monkeypatch):
+def test_every_part_of_a_figure_can_be_read(name, n_heads):
     figure = figure_of(name, random_results(n_heads))
-    nothing_in_the_way(figure, monkeypatch)
+    nothing_in_the_way(figure)
     assert "a-model" in figure.get_suptitle()
     for ax in figure.axes:
         shown = ax.get_subplotspec() and ax.get_subplotspec().is_first_col()
@@ -145,16 +130,16 @@ def test_every_part_of_a_figure_can_be_read(name, n_heads, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_of_a_model_breaks_a_figure(name, monkeypatch):
+def test_no_name_of_a_model_breaks_a_figure(name):
     figure = figure_of(name, random_results(2, model="$\\frac $漢\n" + "name" * 30))
-    nothing_in_the_way(figure, monkeypatch)
+    nothing_in_the_way(figure)
     assert "$\\frac $\\u6f22\\nname" in figure.get_suptitle().replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", ["part5_term_importance", "part5_virtual_removed"])
-def test_one_sequence_has_no_error_bars(name, monkeypatch):
+def test_one_sequence_has_no_error_bars(name):
     figure = figure_of(name, random_results(3, n_sequences=1))
-    nothing_in_the_way(figure, monkeypatch)
+    nothing_in_the_way(figure)
     assert all(bar.errorbar is None for ax in figure.axes for bar in bars_of(ax))
     assert not any("error" in t.get_text() for t in figure.findobj(Text))
 
@@ -288,9 +273,9 @@ def toy_results() -> dict:
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in toy.FIGURES])
-def test_every_part_of_a_toy_figure_can_be_read(name, monkeypatch):
+def test_every_part_of_a_toy_figure_can_be_read(name):
     figure = figure_of(name, toy_results(), toy)
-    nothing_in_the_way(figure, monkeypatch)
+    nothing_in_the_way(figure)
     assert "toy" in figure.get_suptitle()
 
 

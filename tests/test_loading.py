@@ -168,7 +168,7 @@ def test_every_route_gives_the_same_results(name, script, text_tokens, warm, tmp
     for route, prepare in ROUTES.items():
         with monkeypatch.context() as m:
             prepare(m)
-            script.main(["--model", name, "--tokens", str(text_tokens), "--out",
+            script.main(["--model", name, "--tokens", str(text_tokens), "--no-figures", "--out",
                          str(tmp_path / route)])
     part = script.__name__.removeprefix("circuits_")
     first, *others = ((tmp_path / route / f"{part}.json").read_bytes() for route in ROUTES)
@@ -488,7 +488,7 @@ def test_cold_cache_without_network(network, tmp_path, ten_seconds):
 
 def test_warm_cache_without_network(warm, tmp_path):
     """The public model and WikiText from the cache, start to end, from any working directory."""
-    code, stdout, stderr = run_apart(tmp_path, "--tokens", "240", "--out", "out",
+    code, stdout, stderr = run_apart(tmp_path, "--tokens", "240", "--out", "out", "--no-figures",
                                      HF_HOME=str(warm), HF_ENDPOINT=CLOSED_PORT)
     assert code == 0, stderr
     assert stderr.count("warning: the WikiText-2 test split here is not the one") == 1

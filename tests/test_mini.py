@@ -190,3 +190,17 @@ def test_the_sample_text_is_long_enough():
     model, _ = common.load_model("mini", n_layers=2)
     text = pathlib.Path(common.MINI / "sample.txt").read_text(encoding="utf-8")
     assert len(common.encode(model, text)) >= 3500
+
+
+def test_the_readme_shows_the_committed_logs_and_figures():
+    text = (common.HERE / "README.md").read_text(encoding="utf-8")
+    start = text.index("## From the bundled models")
+    shown = [line[4:] for line in text[start:text.index("## What has been run")].splitlines()
+             if line.startswith("    ") and line.strip() != "..." and not line.startswith("    $")]
+    logs = [line for part in SCRIPTS for line in
+            (COMMITTED / f"{part}_stdout.txt").read_text(encoding="utf-8").splitlines()]
+    assert len(shown) > 40 and not set(shown) - set(logs)
+    figures = re.findall(r"\]\((figures/mini/[^)]+)\)", text)
+    assert sorted(pathlib.Path(f).stem for f in figures) == sorted(
+        name for script in SCRIPTS.values() for name, *_ in script.FIGURES)
+    assert all((common.HERE / f).is_file() for f in figures)

@@ -841,7 +841,7 @@ def run_main(folder, out, *more) -> tuple[dict, str]:
     stdout = io.StringIO()
     with contextlib.redirect_stdout(stdout):
         results = part4.main(["--model", str(folder), "--text", str(folder / "text.txt"),
-                              "--out", str(out), *more])
+                              "--out", str(out), "--no-figures", *more])
     return results, stdout.getvalue()
 
 
