@@ -325,7 +325,7 @@ def vocabulary(clear: bool = False, **change):
 
 
 def tokenizer_with_code(folder):
-    (folder / "code.py").write_text("import os; os.mkdir('executed')")
+    (folder / "code.py").write_text(f"import os; os.mkdir({str(folder / 'executed')!r})")
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", "code.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
