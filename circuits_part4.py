@@ -25,12 +25,13 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 
+import common
+from common import cen, label, token_text
+
+# isort: split
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-import common
-from common import cen, label, token_text
 
 PUBLISHED_MODEL = "attn-only-1l"
 TEXT_TOKENS = 1000  # of the text, for the patterns on text (section 4)

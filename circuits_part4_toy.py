@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 import sys
 
+import common
+
+# isort: split
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import common
 from circuits_part5_toy import plain, tensor, vector
 
 KEEP = dict(entries={"mind": 2, "bay": 6}, weights={"in": 0.5, "at": 0.8})  # (section 1)

@@ -18,11 +18,12 @@ import math
 import sys
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float
-
 import common
 from common import cen, pairs, token_text
+
+# isort: split
+import torch
+from jaxtyping import Float
 
 PUBLISHED_MODEL = "attn-only-2l"
 N_TOKENS = 3072  # of the text, BOS counted

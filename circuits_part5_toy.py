@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import sys
 
+import common
+
+# isort: split
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-import common
 
 X0 = (1, 2, 3)  # the stream of one number a token (sections 1 and 8)
 W_1, W_2 = 0.5, 2  # the OV "matrices" of the two heads

@@ -32,9 +32,22 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+
+def interrupted(*_) -> None:
+    """Ctrl-C ends a script here and now: libraries swallow an exception while they are imported."""
+    with contextlib.suppress(OSError):
+        line = f"{pathlib.Path(sys.argv[0]).name}: interrupted; no file was left half written\n"
+        os.write(2, b"\n" * os.isatty(2) + line.encode())
+    os._exit(130)
+
+
+if pathlib.Path(sys.argv[0]).name.startswith("circuits_part") and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler):
+    signal.signal(signal.SIGINT, interrupted)  # a script imports this module first
+
+import torch  # noqa: E402
+from jaxtyping import Float, Int  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -1632,16 +1645,10 @@ def not_finite(value, key: str = "results"):
 
 def run_script(main) -> int:
     """Run a script's main: 0, or one line on stderr and 1 for a closed stdout, 2 for what a user
-    can mend, 130 for Ctrl-C, at once: libraries swallow the exception while they are imported."""
+    can mend, 130 for Ctrl-C."""
     name = pathlib.Path(sys.argv[0]).name
     if hasattr(sys.stdout, "reconfigure"):  # tokens are in every script, whatever the locale
         sys.stdout.reconfigure(encoding="utf-8")
-
-    def interrupted(*_) -> None:
-        with contextlib.suppress(OSError):
-            line = f"{name}: interrupted; no file was left half written\n"
-            os.write(2, b"\n" * os.isatty(2) + line.encode())
-        os._exit(130)
 
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:  # as in a job in the background

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -198,6 +199,34 @@ def test_ctrl_c_ends_a_run_at_once(ignored):
     said_to_the_user = os.read(errors, 9999).decode()
     assert said_to_the_user.count("\n") == (not ignored)
     assert "interrupted" in said_to_the_user or ignored
+
+
+IMPORTING = """
+import os, signal
+os.write(1, b"!")
+while True:
+    try:
+        signal.pause()
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize("script", sorted(common.HERE.glob("circuits_part*.py")),
+                         ids=lambda path: path.stem)
+def test_ctrl_c_while_libraries_are_imported(script, tmp_path):
+    """The seconds before main; torch is one that takes for ever and swallows exceptions."""
+    (tmp_path / "torch.py").write_text(IMPORTING)
+    process = subprocess.Popen([sys.executable, script], env=os.environ | {
+        "PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(60)
+    process.kill()
+    assert process.stderr.read() == (
+        f"{script.name}: interrupted; no file was left half written\n")
+    assert process.returncode == 130
 
 
 def test_the_handler_is_given_back():
