@@ -1474,6 +1474,9 @@ def output_dirs(args: argparse.Namespace, published: str) -> tuple[pathlib.Path,
         return args.out, args.out / "figures"
     folder = "mini" if args.model in BUNDLED else pathlib.Path(args.model).resolve().name
     folder = "" if args.model == published else folder
+    if folder in ("mini", PUBLISHED.name) and args.model not in BUNDLED:
+        raise UserError(f"results of a model folder named {folder} would replace others in "
+                        f"results/{folder}: rename it, or name another place with --out DIR")
     return HERE / "results" / folder, HERE / "figures" / folder
 
 
@@ -1524,15 +1527,19 @@ def whole(file: pathlib.Path):
         remove_parts([file])
 
 
+def check_finite(results: dict) -> None:
+    bad = next(not_finite(results), None)
+    if bad is not None:
+        raise UserError(f"{bad} is not finite; nothing was written (are the weights sound?)")
+
+
 def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list[pathlib.Path]:
     """Write {stem}.json and {stem}_stdout.txt, whole or not at all; returns their paths.
 
     The log is replaced first. Where a run is killed before the JSON is, that one's meta.log_sha256
     is not the log's, and read_results says so.
     """
-    bad = next(not_finite(results), None)
-    if bad is not None:
-        raise UserError(f"{bad} is not finite; nothing was written (are the weights sound?)")
+    check_finite(results)
     text = "\n".join(log.lines) + "\n"
     results["meta"]["log_sha256"] = sha256(text)
     data = json.dumps(results, indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -1611,6 +1618,7 @@ def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis
     for name, compute, show in script.sections:
         results["sections"][name] = compute(*analysis, *given)
         show(results["sections"][name], *given, log)
+    check_finite(results)  # before anything is compared
     log("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
     print_comparison(compare(published, results), log, every=False)
     wrote = ", ".join(str(p) for p in write_results(out, script.stem, results, log))

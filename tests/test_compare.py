@@ -356,3 +356,20 @@ def test_published_numbers_that_cannot_be_read(tmp_path, monkeypatch, text):
     with pytest.raises(common.UserError, match="part5_toy.json.*fetch them again"):
         part5_toy.main(["--out", str(tmp_path / "out")])
     assert not (tmp_path / "out" / "part5_toy.json").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_run_that_is_not_finite_is_not_compared(tmp_path, monkeypatch, value):
+    name, compute, show = part5_toy.SECTIONS[0]
+    sections = [(name, lambda: compute() | {"max_abs_diff": value}, show), *part5_toy.SECTIONS[1:]]
+    monkeypatch.setattr(part5_toy, "SCRIPT", common.Script("circuits_part5_toy.py", sections, []))
+    with pytest.raises(common.UserError, match="path_expansion.max_abs_diff is not finite"):
+        part5_toy.main(["--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["published", "mini"])
+def test_a_model_folder_with_a_name_that_is_taken(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(common.UserError, match=f"named {name} would replace .*--out DIR"):
+        part5.main(["--model", str(tmp_path / name), "--figures-only"])
