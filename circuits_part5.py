@@ -58,6 +58,11 @@ class Analysis:
     choices: dict
     seed: int
 
+    @functools.cached_property
+    def rebuilt(self) -> dict:
+        """All terms against the model: their logits, and the losses of both."""
+        return common.logit_difference(self.run, self.paths.stream(2))
+
 
 def mean_se(x: torch.Tensor) -> tuple:
     """Mean over sequences (the last axis) and its standard error, as lists or numbers.
@@ -106,7 +111,7 @@ def print_model(r: dict, results: dict, log: common.Log) -> None:
 def compute_path_expansion(a: Analysis, results: dict) -> dict:
     paths = a.paths
     before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
-    logits = common.logit_difference(a.run, paths.stream(2))
+    logits = a.rebuilt
     return {"n_terms": results["sections"]["model"]["n_terms"],
             "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
             "logits_max_abs_diff": logits["max_abs_diff"],
@@ -128,12 +133,13 @@ def print_path_expansion(r: dict, results: dict, log: common.Log) -> None:
 
 def compute_term_importance(a: Analysis, results: dict) -> dict:
     run, paths, m = a.run, a.paths, results["sections"]["model"]
-    orders = [paths.stream(n) for n in range(3)]
+    zero, one = paths.stream(0), paths.stream(1)
     start, real = common.virtual_by_source(run)
-    with_0, with_1 = orders[0] + paths.bias + paths.heads(0), orders[0] + paths.heads(1)
-    streams = [*orders, orders[1] + start, orders[1] + real, with_0, with_1]
-    loss = common.losses(run, [run.final, *(run.readout(s) for s in streams)])
-    model, direct, first, second, plus_start, plus_real, plus_0, plus_1 = loss
+    with_0, with_1 = zero + paths.bias + paths.heads(0), zero + paths.heads(1)
+    streams = [zero, one, one + start, one + real, with_0, with_1]
+    loss = common.losses(run, [run.readout(s) for s in streams])
+    direct, first, plus_start, plus_real, plus_0, plus_1 = loss
+    model, second = a.rebuilt["losses"]
     uniform = math.log(m["d_vocab"])
     marginal, marginal_se = mean_se(torch.stack([direct - uniform, first - direct, second - first]))
     removed = common.removal_losses(run, paths)

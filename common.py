@@ -620,11 +620,19 @@ def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
 # ===================================================================================== Losses
 
 ROWS, COLUMNS = 1024, 512  # a tile of logits: 2 MB in float32, what a core's cache holds
-BITS = 1.4426950408889634  # in a nat. Inside, exp(x) is 2^(BITS x): exp2 takes half of exp's time
+BITS = 1.4426950408889634  # in a nat: exp(x) is 2^(BITS x), and exp2 takes half of exp's time
 
 
 def _tiles(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def _add_exp2(high: Float[Tensor, " n"], total: Float[Tensor, " n"], bits: Tensor) -> None:
+    """Take bits [n, v] into their maximum and the sum of 2^(bits - maximum) so far; spoils them."""
+    higher = torch.maximum(high, bits.amax(1))
+    total *= torch.exp2(high - higher)
+    total += bits.sub_(higher[:, None]).exp2_().sum(1)
+    high.copy_(higher)
 
 
 def _log_normalizer(x: Float[Tensor, "n d_model"], W_U: Tensor, b_U: Tensor) -> Tensor:
@@ -633,17 +641,20 @@ def _log_normalizer(x: Float[Tensor, "n d_model"], W_U: Tensor, b_U: Tensor) -> 
     total = torch.zeros_like(high)
     for columns in _tiles(W_U.shape[1], COLUMNS):
         for rows in _tiles(len(x), ROWS):
-            logits = torch.addmm(b_U[columns], x[rows], W_U[:, columns], beta=BITS, alpha=BITS)
-            higher = torch.maximum(high[rows], logits.amax(1))
-            total[rows] *= torch.exp2(high[rows] - higher)
-            total[rows] += logits.sub_(higher[:, None]).exp2_().sum(1)
-            high[rows] = higher
+            bits = torch.addmm(b_U[columns], x[rows], W_U[:, columns], beta=BITS, alpha=BITS)
+            _add_exp2(high[rows], total[rows], bits)
     return (high + total.log2()) / BITS
 
 
 def _predicting(run: FrozenRun, x: Float[Tensor, "... batch pos d"]) -> Tensor:
     """The rows that predict a next token, flattened: [..., batch * (pos - 1), d]."""
     return x[..., :-1, :].flatten(-3, -2)
+
+
+def _at_target(run: FrozenRun, x: Float[Tensor, "... n d_model"]) -> Float[Tensor, "... n"]:
+    """The logits x W_U + b_U of the tokens that come next, x as _predicting gives it."""
+    targets = run.tokens[:, 1:].flatten()
+    return (x * run.model.W_U[:, targets].T).sum(-1) + run.model.b_U[targets]
 
 
 @torch.no_grad()
@@ -661,11 +672,9 @@ def losses(run: FrozenRun, readouts: list[Tensor], per_token: bool = False) -> T
 
     Cost: one unembedding each; a tile of ROWS x COLUMNS logits is all that exists at a time.
     """
-    W_U, b_U, targets = run.model.W_U, run.model.b_U, run.tokens[:, 1:].flatten()
-    W_target, b_target = W_U[:, targets].T, b_U[targets]
     found = []
     for x in (_predicting(run, readout) for readout in progress(readouts, "losses")):
-        loss = _log_normalizer(x, W_U, b_U) - (x * W_target).sum(1) - b_target
+        loss = _log_normalizer(x, run.model.W_U, run.model.b_U) - _at_target(run, x)
         found.append(loss.double().view(len(run.tokens), -1))
     return torch.stack(found) if per_token else torch.stack(found).mean(-1)
 
@@ -692,7 +701,7 @@ def removal_losses(run: FrozenRun, paths: Paths) -> Float[Tensor, "h2 h1 batch"]
     W_O = cen(run.model.W_O[1])  # [h2, d_head, d_model]
     x = _predicting(run, run.readout(paths.stream(2)))
     u = _predicting(run, paths.z_virtual / run.scales[-1])  # [h2, h1, n, d_head]
-    shift = (x * W_U[:, targets].T).sum(1) + b_U[targets]
+    shift = _at_target(run, x)
     left = torch.zeros(u.shape[:3], dtype=torch.float64, device=x.device)
     whole = torch.zeros_like(left[0, 0])
     for columns in progress(_tiles(W_U.shape[1], COLUMNS), "virtual heads removed"):
@@ -725,17 +734,23 @@ def pairs(x: Tensor) -> list[tuple[int, int]]:
 @torch.no_grad()
 def logit_difference(run: FrozenRun, stream: Float[Tensor, "batch pos d_model"]) -> dict:
     """The logits of a stream against the model's own, over all positions, tile by tile:
-    {max_abs_diff, min, max}, the largest difference and the range of the model's logits."""
-    ours, model = run.readout(stream).flatten(0, 1), run.final.flatten(0, 1)
+    {max_abs_diff, min, max, losses}: the largest difference, the range of the model's logits, and
+    losses() of the model and of the stream, [2, batch]."""
     W_U, b_U = run.model.W_U, run.model.b_U
-    worst, low, high = 0.0, torch.inf, -torch.inf
+    both = torch.stack([run.final, run.readout(stream)])
+    x = both.flatten(1, 2)
+    high = torch.full_like(x[..., 0], -torch.inf)
+    total, low, worst = torch.zeros_like(high), torch.inf, 0.0
     for columns in progress(_tiles(W_U.shape[1], COLUMNS), "logits compared"):
-        for rows in _tiles(len(model), ROWS):
-            logits = torch.addmm(b_U[columns], model[rows], W_U[:, columns])
-            low, high = min(low, logits.min().item()), max(high, logits.max().item())
-            diff = logits.sub_(torch.addmm(b_U[columns], ours[rows], W_U[:, columns]))
-            worst = max(worst, diff.abs_().max().item())
-    return {"max_abs_diff": worst, "min": low, "max": high}
+        for rows in _tiles(x.shape[1], ROWS):
+            model, ours = (torch.addmm(b_U[columns], y[rows], W_U[:, columns]) for y in x)
+            low, worst = min(low, model.min().item()), max(worst, (ours - model).abs().max().item())
+            for k, logits in enumerate((model, ours)):
+                _add_exp2(high[k, rows], total[k, rows], logits.mul_(BITS))
+    normalizer = ((high + total.log2()) / BITS).view(2, *run.tokens.shape)[..., :-1].flatten(1)
+    loss = (normalizer - _at_target(run, _predicting(run, both))).double()
+    return {"max_abs_diff": worst, "min": low, "max": high[0].max().item() / BITS,
+            "losses": loss.view(2, len(run.tokens), -1).mean(-1)}
 
 
 # ========================================================================= Attention patterns

@@ -1,32 +1,32 @@
 """Speed and memory, measured by hand: every cost as a ratio of two things run in one process.
 
-    python tests/benchmark.py              # the public models' sizes; about 20 minutes on two cores
+    python tests/benchmark.py              # the public models' sizes; about 25 minutes on two cores
     python tests/benchmark.py --only a,e   # some of the measures
     python tests/benchmark.py --small      # sizes that take seconds: whether it runs, not how fast
 
 The models have the sizes of attn-only-2l and attn-only-1l and random weights; all biases and
 LayerNorm parameters are random too. A ratio is the median over --pairs pairs, with their smallest
-and largest beside it. The two sides of a pair run one after the other, in turns which is first, so
-that what else the machine does falls on both. Nothing is asserted about time; that two ways to one
-result agree, is. Prints a Markdown table:
+and largest beside it. The two sides of a pair run one after the other, and take turns in being
+first, so that what else the machine does falls on both: let it be little. Nothing is asserted about
+time; that two ways to one result agree, is. Prints a Markdown table:
 
 a. Part 5 after loading (freeze, expand, every section) over one forward pass with its loss, on the
    same tokens.
-b. The 64 removals of a virtual head as the article has them, each with a stream of d_model, an
-   unembedding and a softmax of its own, over common.removal_losses. The first way is timed on a few
-   removals, others in every pair, and scaled to all.
+b. Removing every virtual head as the article has it, each with a stream of d_model, an unembedding
+   and a softmax of its own, over common.removal_losses. The first is timed on a few removals,
+   others in every pair, and scaled to all.
 c. TransformerLens' all_composition_scores for Q, K and V over common.composition_scores.
 d. Eigenvalues, copy scores, diagonal and places of part 4, from W_E W_V and W_O W_U on: with
-   TransformerLens' FactoredMatrix and dense blocks of 256 rows, over ours. The first way is timed
-   on one head, another in every pair, and scaled to all. Both are float64: in float32 places
-   differ.
-e. The floor of the 64 removals over their time. Floor: their multiplications at the rate of a large
-   float32 product, and their exponentials at the rate of the faster of exp and exp2 on a tile in
-   the cache, both measured in the same pair. The full logits, made once, are not counted.
+   TransformerLens' FactoredMatrix and dense blocks of 256 rows, over ours. The first is timed on
+   one head, another in every pair, and scaled to all. Both in float64, for the places to agree.
+e. The floor of the removals over their time. Floor: their multiplications at the rate of a large
+   float32 product, and their exponentials at the faster of exp and exp2 on a tile in the cache,
+   both measured in the same pair. The full logits, made once and shared, are not counted.
 f. Growth of part 5 with the tokens, in sequences of one length, and with the heads of one d_model.
    Linear: no more time per token than with the fewest, but for a tenth.
 
-Peak memory is that of the whole process during one side, weights and all, the largest of the pairs.
+Peak memory is that of the whole process during each side, weights and all, the most of all pairs
+(on Linux; 0 elsewhere).
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -104,18 +103,22 @@ class Bench:
 
 
 def reset_peak() -> None:
-    """Let peak_memory() begin anew, on Linux."""
+    """Let peak_memory() begin anew."""
     file = pathlib.Path("/proc/self/clear_refs")
     if os.access(file, os.W_OK):
         file.write_text("5")
 
 
+def proc(file: str, pattern: str) -> str | None:
+    """What Linux says in a file under /proc, and other systems nowhere."""
+    path = pathlib.Path("/proc", file)
+    found = re.search(pattern, path.read_text()) if path.exists() else None
+    return found and found[1]
+
+
 def peak_memory() -> float:
-    """The most memory this process has held, in GB: since reset_peak() on Linux."""
-    status = pathlib.Path("/proc/self/status")
-    if status.exists():
-        return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) * 1024 / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
+    """The most memory this process has held since reset_peak(), in GB."""
+    return int(proc("self/status", r"VmHWM:\s+(\d+) kB") or 0) * 1024 / 1e9
 
 
 def timed(f, *args) -> tuple:
@@ -140,9 +143,7 @@ def in_turns(sides: list, rounds: int) -> Iterator[list[tuple]]:
 @cache
 def machine() -> str:
     """What a time depends on: processor, cores, version, threads."""
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    name = named[1] if named else platform.processor() or platform.machine()
+    name = proc("cpuinfo", r"model name\s*: (.+)") or platform.processor() or platform.machine()
     return (f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, "
             f"{torch.get_num_threads()} threads")
 
@@ -280,7 +281,8 @@ def copying(bench: Bench) -> None:
             asked = torch.isin(ids, ranked)
             diagonal.append(own[:, 0])
             ranks.append((rows[asked] >= own[asked]).sum(1))
-        return i % n, values, common.copy_score(values), torch.cat(diagonal), torch.cat(ranks)
+        score = values.sum().real / values.abs().sum()
+        return i % n, values, score, torch.cat(diagonal), torch.cat(ranks)
 
     def fresh() -> part4.Analysis:
         return part4.Analysis(one, A, B, {}, part4.CHOICES, 0)

@@ -1,24 +1,53 @@
-"""The benchmark runs through, at small sizes: its rows, and that the two ways of each agree."""
+"""benchmark.py runs, prints a row for every measure, and sees results that differ."""
+
+import re
+
+import pytest
+import torch
 
 import benchmark
+import common
+
+SMALL = ["--small", "--pairs", "1"]
 
 
 def test_every_measure_has_its_row(capsys):
-    benchmark.main(["--small", "--pairs", "1"])
-    rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[1] for row in rows[2:]] == ["a.", "b.", "c.", "d.", "e.", "f.", "f."]
-    assert {row.count("|") for row in rows} == {9}
-    for letter in "bcd":
-        row = next(r for r in rows if r.startswith(f"| {letter}."))
-        assert "largest difference" in row
+    benchmark.main(SMALL)
+    header, rule, *rows = capsys.readouterr().out.splitlines()
+    assert rule == "|---" * (header.count("|") - 1) + "|"
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [what[:3] for what, *_ in cells] == ["a. ", "b. ", "c. ", "d. ", "e. ", "f. ", "f. "]
+    for (what, seconds, ratio, goal, met, memory, _, machine), row in zip(cells, rows):
+        assert row.count("|") == header.count("|")
+        sides = what.count(" / ") + 1
+        assert len(re.findall(r"\d\S*", seconds)) == len(re.findall(r"\d\S*", memory)) == sides
+        assert (goal, met) == ("none", "-") if "heads 2" in what else met in ("yes", "no")
+        assert re.fullmatch(r"at (most|least) \S+|linear.*|none", goal)
+        assert re.search(r"\d+ cores, torch \d\S+, \d+ threads", machine)
+        if what[0] != "f":
+            shown = re.fullmatch(r"(\S+) \((\S+)\.\.(\S+)\)", ratio).groups()
+            assert len(set(shown)) == 1 and float(shown[0]) > 0
 
 
-def test_two_ways_that_disagree_stop_it(monkeypatch):
-    scores = benchmark.common.composition_scores
-    monkeypatch.setattr(benchmark.common, "composition_scores", lambda *a: scores(*a) + 2e-5)
-    try:
-        benchmark.main(["--small", "--pairs", "1", "--only", "c"])
-    except AssertionError as e:
-        assert "the two differ by 2.0e-05" in str(e)
-    else:
-        raise AssertionError("nothing stopped it")
+@pytest.mark.parametrize("letter, kernel", [
+    ("b", "removal_losses"), ("c", "composition_scores"), ("d", "circuit_eigenvalues"),
+    ("d", "copy_score"), ("d", "circuit_diagonal"), ("d", "self_rank")])
+def test_a_result_that_differs_is_seen(monkeypatch, letter, kernel):
+    original = getattr(common, kernel)
+
+    def off(*args):
+        found = original(*args)
+        return (off_by(found[0]), *found[1:]) if isinstance(found, tuple) else off_by(found)
+
+    def off_by(x):
+        return x + 1 if x.dtype == torch.int64 else x * 1.001 + 1e-3
+
+    monkeypatch.setattr(common, kernel, off)
+    with pytest.raises(AssertionError, match=f"^{letter}. .*the two differ by"):
+        benchmark.main([*SMALL, "--only", letter])
+
+
+@pytest.mark.parametrize("argv", [["--pairs", "0"], ["--only", "a,g"], ["--only", ""], ["--fast"]])
+def test_what_cannot_be_asked(argv):
+    with pytest.raises(common.UserError):
+        benchmark.main([*SMALL, *argv])

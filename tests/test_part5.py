@@ -409,14 +409,20 @@ def test_removals_where_the_shared_shift_is_unsafe(monkeypatch, size, n_unsafe, 
 
 
 def test_losses_of_the_model_and_of_a_partial_stream():
+    """By losses(), and where the logits of the two are compared."""
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
     stream = common.expand(run).stream(1)
-    partial = [naive.up_to(1, naive.terms(w, r)) for r in runs]
+    logits = [[r.logits for r in runs],
+              [naive.partial_logits(w, r, naive.up_to(1, naive.terms(w, r))) for r in runs]]
+    wanted = [[naive.loss_of_logits(y, r.ids) for y, r in zip(rows, runs)] for rows in logits]
     found = common.losses(run, [run.final, run.readout(stream)])
     assert found.dtype == torch.float64
-    close(found, [[naive.loss_of_logits(r.logits, r.ids) for r in runs],
-                  [naive.loss_of_logits(naive.partial_logits(w, r, y), r.ids)
-                   for r, y in zip(runs, partial)]], tolerance=1e-12)
+    close(found, wanted, tolerance=1e-12)
+    compared = common.logit_difference(run, stream)
+    close(compared.pop("losses"), wanted, tolerance=1e-12)
+    model, partial = np.array(logits)
+    wanted = {"max_abs_diff": abs(model - partial).max(), "min": model.min(), "max": model.max()}
+    assert compared == pytest.approx(wanted, rel=1e-12)
 
 
 # ------------------------------------------------------------------ composition from the weights
