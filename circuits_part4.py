@@ -462,8 +462,8 @@ def draw_prompt(ax, word: dict, widths: list[float]) -> None:
                                          color="black"))
             ax.text((at + x[-2]) / 2, 1, f"head 0.{word['head']} reads {label(token)} with weight "
                     f"{word['attention']:.2f}", ha="center", va="bottom", fontsize=9)
-    ax.text(x[-1], 0.38, f"{word['pushes'][word['head']]:+.2f} logits", ha="center", va="bottom",
-            fontsize=9)
+    push = word["pushes_through_source"][word["head"]]
+    ax.text(x[-1], 0.38, f"{push:+.2f} logits", ha="center", va="bottom", fontsize=9)
     ax.annotate("", (x[-1] - widths[-1] / 2, 0), (ends[-2], 0),
                 arrowprops={"arrowstyle": "-|>", "color": "black"})
     middle, half = (ends[-1] + 0.5) / 2, max(ends[-1] + 0.9, 0.95 * ax.figure.get_figwidth()) / 2

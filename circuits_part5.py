@@ -303,13 +303,23 @@ def plot_composition(r: dict, results: dict):
 def plot_first_published(r: dict, results: dict):
     figure, axes = common.new_figure(13, 7.6, 2, 3, sharex=True, sharey=True)
     _composition_maps(axes[0], r, ", corrected")
-    _composition_maps(axes[1], r["first_published"], ", as first published")
+    first = r["first_published"]
+    _composition_maps(axes[1], first, ", as first published",
+                      margin(first["baseline"], r["baseline"]))
     common.headline(figure, results, "composition scores, corrected and as first published, minus "
-                    f"their own random baseline (framed: by more than {THRESHOLD})")
+                    "their own random baseline; each row has its own colours (framed: by more than "
+                    f"{THRESHOLD}, or as many of the baseline's standard deviations)")
     return figure
 
 
-def _composition_maps(axes, s: dict, what: str) -> None:
+def margin(baseline: dict, corrected: dict) -> float:
+    """How far above its own random baseline a score of either form counts: the article's THRESHOLD
+    is the corrected form's, whose baseline spreads more; as many standard deviations of its own.
+    """
+    return THRESHOLD * baseline["sd"] / corrected["sd"]
+
+
+def _composition_maps(axes, s: dict, what: str, least: float = THRESHOLD) -> None:
     """Q, K and V side by side, each score minus the random baseline."""
     from matplotlib.patches import Rectangle
 
@@ -321,7 +331,7 @@ def _composition_maps(axes, s: dict, what: str) -> None:
         ax.set(title=f"{kind}-composition{what}", xlabel=FROM, ylabel=TO)
         ax.label_outer()
         for h2, h1 in ((i, j) for i, row in enumerate(values) for j, v in enumerate(row)
-                       if v > THRESHOLD):
+                       if v > least):
             ax.add_patch(Rectangle((h1 - 0.5, h2 - 0.5), 1, 1, fill=False, linewidth=2,
                                    zorder=3))
 
@@ -629,7 +639,7 @@ def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None
 def compute_correction(a: Analysis, results: dict) -> dict:
     """What the correction of the composition score changes, and what the causal tests say.
 
-    A pair is called where its score is above the baseline of its own formula + THRESHOLD. The
+    A pair is called where its score is above the baseline of its own formula by margin(). The
     causal test of K-composition takes the K term of one layer-0 head out of a layer-1 head's
     scores; that of V-composition removes the virtual head. For Q there is none here.
     """
@@ -642,14 +652,14 @@ def compute_correction(a: Analysis, results: dict) -> dict:
                                  for h1, v in enumerate(row) if v > least]
     for kind in "QKV":
         maps = {name: form[kind]["scores"] for name, form in forms.items()}
-        called = {name: above(maps[name], form["baseline"]["mean"] + THRESHOLD)
-                  for name, form in forms.items()}
+        called = {name: above(maps[name], form["baseline"]["mean"] + margin(
+            form["baseline"], corrected["baseline"])) for name, form in forms.items()}
         found[kind] = {"rank_correlation": rank_correlation(*maps.values()), "called": called}
         if kind in tests:
             changes, least = tests[kind]
             causal = above(changes, least)
             found[kind] |= {"causal": causal, "causal_threshold": least, "supported": {
-                name: sum(p in causal for p in those) for name, those in called.items()},
+                name: [p for p in those if p in causal] for name, those in called.items()},
                 "rank_correlation_with_change": {
                     name: rank_correlation(scores, changes) for name, scores in maps.items()}}
     return found
@@ -659,8 +669,8 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
     c = results["sections"]["composition"]
     number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
-    log("  corrected | as first published; * above the formula's own random baseline + "
-        f"{THRESHOLD}")
+    log("  corrected | as first published; * above the formula's own random baseline by "
+        f"{THRESHOLD}, or as many of its standard deviations")
     for kind in "QKV":
         k = r[kind]
         log(f"  {kind}-composition: rank correlation of the two maps "
@@ -672,11 +682,18 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
     for kind, what in (("K", "its K term alone taken out changes the pattern by more than"),
                        ("V", "the virtual head removed costs more nats than")):
         k = r[kind]
-        log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} pairs")
+        log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} of "
+            f"{results['sections']['model']['n_virtual']} pairs pass (in brackets: a called "
+            "one that does not)")
         for name, label in (("corrected", "corrected"), ("first_published", "as first published")):
-            log(f"    {label}: {len(k['called'][name])} pairs called, the test supports "
-                f"{k['supported'][name]}; rank correlation of score and change "
-                f"{number(k['rank_correlation_with_change'][name])}")
+            log(f"    {label}: rank correlation of score and change "
+                f"{number(k['rank_correlation_with_change'][name])}; called {pair_list(k, name)}")
+
+
+def pair_list(k: dict, name: str) -> str:
+    """The pairs that a form calls, those that the causal test does not support in brackets."""
+    names = [(f"1.{p['h2']} o 0.{p['h1']}", p in k["supported"][name]) for p in k["called"][name]]
+    return ", ".join(n if supported else f"({n})" for n, supported in names) or "none"
 
 
 SECTIONS = [

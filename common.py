@@ -128,7 +128,8 @@ def load_model(
         online, repo = hub_answers(), _official_name(name)
         config_file = _fetch(repo, "config.json", online)
         config = _read_config(config_file, name, n_layers)
-        source = {"model": name, "revision": config_file.parent.name}
+        public = {official: short for short, official in PUBLIC.items()}
+        source = {"model": public.get(repo, name), "revision": config_file.parent.name}
         weights = _fetch(repo, "model_final.pth", online)
         tokenizer = _fetch(str(config.get("tokenizer_name")), "tokenizer.json", online)
         model = build(config_file, weights, tokenizer.parent)
@@ -930,10 +931,11 @@ def read_published(stem: str) -> dict:
     try:
         published, explained = (json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
                                 for name in (stem, "explained"))
-    except (OSError, ValueError) as e:
+        explained = {e["key"]: e for e in explained.get(stem, [])}
+        return {**published, "entries": published["entries"], "explained": explained}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UserError(f"cannot read {stem}.json and explained.json in {PUBLISHED} ({_cause(e)}): "
                         "fetch them again with the scripts") from None
-    return published | {"explained": {e["key"]: e["reason"] for e in explained.get(stem, [])}}
 
 
 def look_up(results: dict, key: str):
@@ -954,9 +956,11 @@ def is_number(x) -> bool:
 def _leaves(value, key: str = ""):
     """(key, value) of everything in a results tree that is no table or list."""
     items = value.items() if isinstance(value, dict) else (
-        enumerate(value) if isinstance(value, list) else None)
+        [*enumerate(value)] if isinstance(value, list) else None)
     if items is None:
         yield key, value
+    elif not items:
+        yield key, value  # nothing in it, which is something to compare
     for k, v in items or ():
         yield from _leaves(v, f"{key}.{k}" if key else str(k))
 
@@ -982,12 +986,14 @@ def miss(entry: dict, ours, results: dict) -> float:
             return 1.0
         slack = (lambda x: half + error * abs(x)) if kind == "rounded" else (
             lambda x: 1e-9 * max(1, abs(x)) if isinstance(x, float) else 0)
-        return max((_off(wanted[k], x, slack(x) if is_number(x) else 0, unit)
-                    for k, x in found.items()), default=0.0)
+        off = max(_off(wanted[k], x, slack(x) if is_number(x) else 0, unit)
+                  for k, x in found.items())
+        return min(off, 1.0) if decimals is None else off  # a wrong head is a wrong word
     if not found or not all(map(is_number, found.values())):
         return 1.0
     low, high = min(found.values()), max(found.values())
     if kind == "bound":
+        high = max(high, -low)
         return 0.0 if high <= 4 * value else high / unit
     if kind == "sampled" and is_number(value):
         sd = look_up(results, entry["spread"])
@@ -1031,7 +1037,9 @@ def compare(published: dict, results: dict) -> list[dict]:
         another model or text than the run's, or is marked as not comparable, is not compared.
     """
     meta, rows = results["meta"], []
-    same_model = meta.get("model") == published.get("model")
+    # of a public name, the hub's model alone and no folder of that name
+    same_model = meta.get("model") == published.get("model") and (
+        meta.get("revision") is not None or published.get("model") not in PUBLIC)
     same_text = meta.get("rows_sha256") == published.get("rows_sha256")
     for e in published["entries"]:
         ours = look_up(results, e["key"])
@@ -1039,10 +1047,10 @@ def compare(published: dict, results: dict) -> list[dict]:
         why = e.get("reason") or (OTHER_MODEL if not same_model else
                                   OTHER_TEXT if on_text and not same_text else "")
         if e["kind"] != "not comparable" and (e.get("model_independent") or not why):
-            off, why = miss(e, ours, results), published["explained"].get(e["key"], "")
-            verdict = MISSING if ours is None else DIFFERS if off else AGREES
-            if why:
-                verdict = EXPLAINED if off else STALE
+            off, known = miss(e, ours, results), published["explained"].get(e["key"])
+            verdict, why = MISSING if ours is None else DIFFERS if off else AGREES, ""
+            if known and verdict == AGREES or known and ours == known["ours"]:
+                verdict, why = EXPLAINED if off else STALE, known["reason"]
         else:
             off, verdict = 0.0, NOT_COMPARED
         both = is_number(ours) and is_number(e["value"])
@@ -1119,7 +1127,8 @@ def diff(script: Script, args: argparse.Namespace) -> dict:
         print_comparison(rows, log, every=False)
     else:
         published = read_published(script.stem)
-        log(f"== WHAT THE ARTICLE PRINTS AGAINST {files[0]}: printed, ours, ours - printed")
+        name = files[0].relative_to(HERE) if files[0].is_relative_to(HERE) else files[0]
+        log(f"== WHAT THE ARTICLE PRINTS AGAINST {name}: printed, ours, ours - printed")
         rows = compare(published, results[0])
         print_comparison(rows, log, every=True)
         if published["paper"]:
@@ -1197,10 +1206,11 @@ def _sweep_group(script, published, results, analyse, choices, alternatives, aff
             best = settings[-1], dict(results["sections"])
     equal = [s["setting"] for s in settings if "misses" in s and _merit(s) == _merit(best[0])]
     default = {n: choices[n] for n in names}
+    tried = {n: {repr(s["setting"][n]) for s in settings if "misses" in s} for n in names}
     return {"choices": names, "settings": settings, "equal": equal,
             "winner": default if default in equal else best[0]["setting"],
-            "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1
-                                 or len(alternatives[n]) == 1],
+            "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1],
+            "not_tried": [n for n in names if len(tried[n]) < 2],
             "results": {"meta": results["meta"], "sections": best[1]}}
 
 
@@ -1220,7 +1230,8 @@ def _print_group(group: dict, log: Log) -> None:
             + (f"miss {worst['units']:.0f} units ({worst['key']})" if worst and worst["units"]
                else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
     log(f"    wins: {say(group['winner'])}; cannot be told apart: "
-        f"{', '.join(group['not_identifiable']) or 'none'}")
+        f"{', '.join(group['not_identifiable']) or 'none'}"
+        + "".join(f"; nothing else to try here: {n}" for n in group["not_tried"]))
 
 
 # ==================================================================================== Figures
@@ -1484,12 +1495,15 @@ class Script:
 
 
 def output_dirs(args: argparse.Namespace, published: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """Where results go, and where figures go."""
+    """Where results go, and where figures go; UserError where others would be lost."""
     if args.out:
+        if args.out.resolve() == PUBLISHED:
+            raise UserError(f"--out {args.out} holds what the article prints: name another folder")
         return args.out, args.out / "figures"
     folder = "mini" if args.model in BUNDLED else pathlib.Path(args.model).resolve().name
     folder = "" if args.model == published else folder
-    if folder in ("mini", PUBLISHED.name) and args.model not in BUNDLED:
+    if folder in ("mini", PUBLISHED.name) and args.model not in BUNDLED or (
+            not folder and args.model != published):
         raise UserError(f"results of a model folder named {folder} would replace others in "
                         f"results/{folder}: rename it, or name another place with --out DIR")
     return HERE / "results" / folder, HERE / "figures" / folder
@@ -1591,8 +1605,10 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
         if not file.is_file():  # a pipe or a device need not end
             raise FileNotFoundError(errno.ENOENT, "no such file")
         results = json.loads(file.read_text(encoding="utf-8"))
+        json.dumps(results, ensure_ascii=False).encode()  # what cannot be printed ends here
         meta, bad = results["meta"], next(not_finite(results), None)
-        if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES:
+        if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES or (
+                script.model and not isinstance(meta["model"], str)):
             why = "its tables are not as that script writes them"
         elif meta["script"] != script.file or bad:
             why = f"{bad} is not finite" if bad else f"it is of {meta['script']}"
@@ -1612,6 +1628,12 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
 
 def without_model(script: Script, args: argparse.Namespace) -> dict | None:
     """Do what needs results alone, --diff or --figures-only; None where the script has to run."""
+    asked = {"--diff": args.diff is not None, "--figures-only": args.figures_only,
+             "--sweep": getattr(args, "sweep", False),
+             "--no-figures": args.no_figures and args.figures_only}
+    asked = [name for name, is_asked in asked.items() if is_asked]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} do not go together: take one at a time")
     if args.diff is not None:
         return diff(script, args)
     if not args.figures_only:
@@ -1629,6 +1651,8 @@ def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis
     """
     out, figures = results_dir(args, script.model), output_dirs(args, script.model)[1]
     published, results = read_published(script.stem), {"meta": meta, "sections": {}}
+    remove_parts(figures / f"{stem}.{x}" for stem, *_ in script.figures for x in ("png", "svg"))
+    remove_parts(out / f"sweep_{script.stem}{end}" for end in (".json", "_stdout.txt"))
     given, log = (results,) if analysis else (), Log()
     for name, compute, show in script.sections:
         results["sections"][name] = compute(*analysis, *given)
@@ -1662,7 +1686,7 @@ def not_finite(value, key: str = "results"):
     elif isinstance(value, list | tuple):
         for i, v in enumerate(value):
             yield from not_finite(v, f"{key}[{i}]")
-    elif isinstance(value, float) and not abs(value) < float("inf"):
+    elif is_number(value) and not abs(value) < 1e300:  # of a whole number as well
         yield key
 
 

@@ -138,6 +138,7 @@ def test_the_edge_of_rounding(ours, dtype, agrees):
     (1.6e14, dict(value=1e14, decimals=-14), False),
     (4e-13, dict(kind="bound", value=1e-13), True),
     (4.1e-13, dict(kind="bound", value=1e-13), False),
+    (-5.0, dict(kind="bound", value=1e-13), False),
     (0.0, dict(kind="bound", value=1e-13), True),
     (0.814, dict(kind="range", value=[0.44, 0.81]), True),
     (0.816, dict(kind="range", value=[0.44, 0.81]), False),
@@ -165,6 +166,7 @@ def test_the_edge_of_rounding(ours, dtype, agrees):
     (" Van", dict(kind="exact", value="Van", decimals=None), False),
     ([1, 2], dict(kind="exact", value=[1, 2, 3], decimals=None), False),
     ([], dict(kind="exact", value=[], decimals=None), True),
+    ({}, dict(kind="exact", value=[], decimals=None), False),
     ({"h2": 1, "h1": 2}, dict(kind="exact", value={"h2": 1, "h1": 2}, decimals=None), True),
     ({"h2": 2, "h1": 1}, dict(kind="exact", value={"h2": 1, "h1": 2}, decimals=None), False),
     ("0.12", dict(value=0.12), False),
@@ -195,11 +197,36 @@ def test_two_printings_of_one_value_are_both_held():
 def test_explained_differences(planted):
     published, results = copy.deepcopy(planted["part5"])
     entry = next(e for e in published["entries"] if e["key"] == "term_importance.virtual_median")
-    published["explained"] = {entry["key"]: "a slip"}
+    ours = common.look_up(results, entry["key"])
+    published["explained"] = {entry["key"]: {"ours": ours, "reason": "a slip"}}
     assert verdicts(published, results).count(common.STALE) == 1  # it agrees: explained for nothing
     entry["value"] += 1
     assert verdicts(published, results).count(common.EXPLAINED) == 1
     assert not set(verdicts(published, results)) & set(common.DISAGREE)
+    published["explained"][entry["key"]]["ours"] = ours + 1  # another difference than the known one
+    assert verdicts(published, results).count(common.DIFFERS) == 1
+    del results["sections"]["term_importance"]["virtual_median"]
+    assert verdicts(published, results).count(common.MISSING) == 1
+
+
+def test_an_explained_difference_that_is_gone_fails(diff, planted, tmp_path):
+    entry = planted["part5"][0]["entries"][0]
+    known = {"key": entry["key"], "ours": entry["value"], "reason": "a slip"}
+    (tmp_path / "explained.json").write_text(json.dumps({"part5": [known]}), "utf-8")
+    code, out, _ = diff("part5")
+    assert code == 1 and out.count(common.STALE) == 1 and ", 1 disagree, 0 explained" in out
+
+
+def test_whose_model_it_is():
+    """The public models are the hub's: a folder of the same name is another model."""
+    results = {"meta": {"dtype": "float32", "model": "attn-only-2l", "revision": None},
+               "sections": {"x": 1}}
+    entry = {"key": "x", "section": "", "printed": "1", "value": 1, "decimals": None,
+             "kind": "exact"}
+    published = {"model": "attn-only-2l", "entries": [entry], "explained": {}}
+    assert verdicts(published, results) == [common.NOT_COMPARED]
+    results["meta"]["revision"] = "0123abc"
+    assert verdicts(published, results) == [common.AGREES]
 
 
 @pytest.mark.parametrize("model, text, model_independent, compared", [
@@ -293,6 +320,12 @@ def test_diff_of_a_changed_number(diff, change, line):
     changing("term_importance", "virtual_median", to=float("inf")),
     lambda text: text.replace("circuits_part5.py", "circuits_part4.py"),
     lambda text: text.replace('"dtype": "float32"', '"dtype": "float8"'),
+    changing("term_importance", "virtual_median", to=10**400),
+    changing("term_importance", "virtual_median", to="\ud800"),
+    lambda text: text.replace('"model": "tiny"', '"model": ["tiny"]'),
+    lambda text: text.replace('"model": "tiny",', ""),
+    lambda text: text.replace('"virtual_median": ', '"virtual_median": ' + "[" * 980 + "]" * 980
+                              + ', "x": ', 1),
     lambda text: "[" * 100_000,
 ])
 def test_diff_of_what_is_no_results_file(diff, change):
@@ -316,7 +349,8 @@ def test_two_results(diff, files):
     close = changing("term_importance", "loss_model", to=model["loss_model"] * (1 + 1e-3))
     assert diff("part5", close, [same])[0] == 1
     assert diff("part5", close, [same, "--rtol", "0.01"])[0] == 0
-    for change in (changing("model", "n_heads", to=9), changing("model", "n_heads"),
+    for change in (changing("counting", to=[]), changing("counting", to={}),
+                   changing("model", "n_heads", to=9), changing("model", "n_heads"),
                    changing("model", "n_heads", to=8.0), changing("model", "n_heads", to="8")):
         assert diff("part5", change, [same, "--rtol", "0.5"])[0] == 1
     code, out, _ = diff("part5", lambda t: t.replace('"seed": 0', '"seed": 1'), [same])
@@ -373,3 +407,23 @@ def test_a_model_folder_with_a_name_that_is_taken(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(common.UserError, match=f"named {name} would replace .*--out DIR"):
         part5.main(["--model", str(tmp_path / name), "--figures-only"])
+
+
+@pytest.mark.parametrize("options", [("--diff", "--sweep"), ("--diff", "--figures-only"),
+                                     ("--figures-only", "--no-figures"),
+                                     ("--sweep", "--figures-only")])
+def test_options_that_do_not_go_together(options, tmp_path):
+    with pytest.raises(common.UserError, match="do not go together"):
+        part5.main(["--model", "mini", "--out", str(tmp_path), *options])
+
+
+def test_the_published_numbers_are_no_place_for_results():
+    for argv in (["--out", str(common.PUBLISHED)], ["--model", "/"]):
+        with pytest.raises(common.UserError, match="name another|--out DIR"):
+            part5.main([*argv, "--figures-only"])
+
+
+def test_a_wrong_head_is_one_unit_whichever_it_is():
+    results = {"meta": {"dtype": "float32"}, "sections": {}}
+    entry = {"kind": "exact", "value": 7, "decimals": None}
+    assert common.miss(entry, 0, results) == common.miss(entry, 6, results) == 1

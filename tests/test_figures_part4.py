@@ -138,7 +138,7 @@ def test_pushes(n_heads):
     assert [t for t in shown if t.startswith("'")] == [
         common.label(t) for t in [*word["tokens"], "alph"]]
     assert f"head 0.{n_heads - 1} reads ' Ralph' with weight {word['attention']:.2f}" in shown
-    assert f"{word['pushes'][-1]:+.2f} logits" in shown
+    assert f"{word['pushes_through_source'][-1]:+.2f} logits" in shown
 
 
 def test_pushes_on_a_word_of_the_sample_where_the_articles_was_skipped():

@@ -206,8 +206,8 @@ def test_explained_differences_are_published_and_say_why():
     assert set(EXPLAINED) == set(PARTS)
     for part, differences in EXPLAINED.items():
         keys = {e["key"] for e in FILES[part]["entries"]}
-        assert all(set(d) == {"key", "reason"} and d["key"] in keys and len(d["reason"]) > 20
-                   for d in differences)
+        assert all(set(d) == {"key", "ours", "reason"} and d["key"] in keys
+                   and len(d["reason"]) > 20 for d in differences)
     assert [d["key"] for d in EXPLAINED["part4"]] == ["claims.ralph.tokens_back"]
 
 

@@ -143,6 +143,18 @@ def test_what_agrees_at_the_printed_digits_cannot_be_told_apart(run, publish):
     assert "median" in names and found["winner"]["median"] == "middle two"
 
 
+def test_merit_counts_first_and_then_sums_the_misses():
+    merit = lambda n, misses: common._merit({"reproduced": n, "misses": misses})  # noqa: E731
+    assert merit(3, 9.0) > merit(2, 0.0) and merit(3, 1.0) > merit(3, 2.0)
+
+
+def test_what_cannot_be_tried_is_not_called_found(run, publish, monkeypatch):
+    monkeypatch.setitem(part5.OPEN, "seq_len", [13, 64, 128])
+    publish("part5", run("part5"))
+    group = run("part5", "--sweep")["groups"][0]
+    assert "seq_len" in group["not_tried"] and "seq_len" not in group["not_identifiable"]
+
+
 def test_the_random_heads_of_part_4_cannot_be_told_apart(run, publish):
     publish("part4", run("part4"))
     found = run("part4", "--sweep")
@@ -155,7 +167,9 @@ def test_another_models_numbers_say_nothing(run, publish):
     publish("part5", run("part5", seq_len=10), lambda published: published | {"model": "another"})
     found = run("part5", "--sweep")
     assert found["winner"] == part5.CHOICES
-    assert all(set(g["not_identifiable"]) == set(g["choices"]) for g in found["groups"])
+    assert all({*g["not_identifiable"], *g["not_tried"]} == set(g["choices"])
+               for g in found["groups"])
+    assert found["groups"][0]["not_tried"] == ["join", "keep_blank"]  # a file has no rows
 
 
 def test_settings_that_do_not_fit_are_named(run, publish, tmp_path):
