@@ -797,10 +797,11 @@ def composition_scores(
     """
     W_V, W_O, read, other = (w.double() for w in (W_V, W_O, read, other))
     gram = lambda w: w.mT @ w  # noqa: E731
-    X = W_O @ read[:, None]  # [h2, h1, d_head, d_head]
-    product = (gram(W_V) @ X * (X @ gram(other)[:, None])).sum((-1, -2))
-    size_1 = (gram(W_V) * gram(W_O.mT)).sum((-1, -2))
-    size_2 = (gram(read) * gram(other)).sum((-1, -2))
+    gram_V, gram_other = gram(W_V), gram(other)
+    X = torch.tensordot(W_O, read, ([2], [1])).permute(2, 0, 1, 3)  # [h2, h1, d_head, d_head]
+    product = (gram_V @ X * (X @ gram_other[:, None])).sum((-1, -2))
+    size_1 = (gram_V * gram(W_O.mT)).sum((-1, -2))
+    size_2 = (gram(read) * gram_other).sum((-1, -2))
     return (product / (size_2[:, None] * size_1)).sqrt()
 
 
