@@ -979,10 +979,9 @@ def telling_tokens(a: Analysis, head: int, kind: str) -> list[dict]:
 def compute_beyond(a: Analysis, results: dict) -> dict:
     run, m = a.run, a.model
     z = common.attend(run.patterns[0], cen(run.x0) / run.scales[0], m.W_V[0])
-    without = [run.readout(run.streams[-1] - common.write(z[h : h + 1], m.W_O[0, h : h + 1]))
-               for h in range(len(z))]
-    loss = common.losses(run, [run.final, *without], per_token=True)  # [1 + head, batch, pos]
-    change = (loss[1:] - loss[0]).mean(-1) if len(run.tokens) > 1 else (loss[1:] - loss[0])[:, 0]
+    found = common.unembed(run, {"model": run.final}, z=z[:, None])
+    removed = found.removed[:, 0]  # [head, batch, pos - 1]
+    change = removed.mean(-1) if len(run.tokens) > 1 else removed[:, 0]
     increase, se = change.mean(-1).tolist(), (change.std(-1) / change.shape[-1] ** 0.5).tolist()
     condition = common.eigenvector_condition(a.A, a.B).tolist()
     heads = []
@@ -994,8 +993,8 @@ def compute_beyond(a: Analysis, results: dict) -> dict:
             "copies": both[0]["copy_score"] > COPIES, "matters": increase[h] - 2 * se[h] > MATTERS,
             "disagree": [{"measures": what, "tokens": telling_tokens(a, h, kind)}
                          for what, kind, applies in DISAGREE if applies(both[0] | both[1])]})
-    return {"heads": heads, "loss_model": loss[0].mean().item(), "n": change.shape[-1],
-            "n_of": "sequences" if len(run.tokens) > 1 else "tokens"}
+    return {"heads": heads, "loss_model": found.losses["model"].mean().item(),
+            "n": change.shape[-1], "n_of": "sequences" if len(run.tokens) > 1 else "tokens"}
 
 
 def print_beyond(r: dict, results: dict, log: common.Log) -> None:

@@ -59,9 +59,25 @@ class Analysis:
     seed: int
 
     @functools.cached_property
-    def rebuilt(self) -> dict:
-        """All terms against the model: their logits, and the losses of both."""
-        return common.logit_difference(self.run, self.paths.stream(2))
+    def from_source(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The virtual heads' sum: what layer 0 read at the start token, and at real tokens."""
+        return common.virtual_by_source(self.run)
+
+    @functools.cached_property
+    def unembedded(self) -> common.Unembedded:
+        """The losses of the model and of sums of terms, all terms against the model, and each
+        virtual head removed."""
+        paths, (start, real) = self.paths, self.from_source
+        zero, one, two = (paths.stream(order) for order in range(3))
+        streams = {"zero": zero, "layer 0": zero + paths.bias + paths.heads(0), "one": one,
+                   "start": one + start, "two": two}
+        combined = {"layer 1": ("zero", "one", "layer 0"), "real": ("one", "two", "start")}
+        if self.choices["bias_is_moved"]:  # order two has one more term then
+            combined.pop("real")
+            streams = {"real": one + real} | streams
+        readouts = {name: self.run.readout(stream) for name, stream in streams.items()}
+        return common.unembed(self.run, {"model": self.run.final} | readouts, combined,
+                              paths.z_virtual)
 
 
 def mean_se(x: torch.Tensor) -> tuple:
@@ -111,11 +127,11 @@ def print_model(r: dict, results: dict, log: common.Log) -> None:
 def compute_path_expansion(a: Analysis, results: dict) -> dict:
     paths = a.paths
     before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
-    logits = a.rebuilt
+    logits = a.unembedded
     return {"n_terms": results["sections"]["model"]["n_terms"],
             "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
-            "logits_max_abs_diff": logits["max_abs_diff"],
-            "logits_min": logits["min"], "logits_max": logits["max"]}
+            "logits_max_abs_diff": logits.max_abs_diff,
+            "logits_min": logits.min, "logits_max": logits.max}
 
 
 def print_path_expansion(r: dict, results: dict, log: common.Log) -> None:
@@ -132,17 +148,14 @@ def print_path_expansion(r: dict, results: dict, log: common.Log) -> None:
 
 
 def compute_term_importance(a: Analysis, results: dict) -> dict:
-    run, paths, m = a.run, a.paths, results["sections"]["model"]
-    zero, one = paths.stream(0), paths.stream(1)
-    start, real = common.virtual_by_source(run)
-    with_0, with_1 = zero + paths.bias + paths.heads(0), zero + paths.heads(1)
-    streams = [zero, one, one + start, one + real, with_0, with_1]
-    loss = common.losses(run, [run.readout(s) for s in streams])
-    direct, first, plus_start, plus_real, plus_0, plus_1 = loss
-    model, second = a.rebuilt["losses"]
+    run, m, (start, real) = a.run, results["sections"]["model"], a.from_source
+    loss = {name: x.mean(-1) for name, x in a.unembedded.losses.items()}
+    model, direct, first, second = (loss[k] for k in ("model", "zero", "one", "two"))
+    plus_0, plus_1, plus_start, plus_real = (
+        loss[k] for k in ("layer 0", "layer 1", "start", "real"))
     uniform = math.log(m["d_vocab"])
     marginal, marginal_se = mean_se(torch.stack([direct - uniform, first - direct, second - first]))
-    removed = common.removal_losses(run, paths)
+    removed = a.unembedded.removed.mean(-1)
     cost, cost_se = mean_se(removed)
     ranked = sorted(pairs(removed), key=lambda p: -cost[p[0]][p[1]])
     flat = sorted(c for row in cost for c in row)
@@ -167,7 +180,7 @@ def compute_term_importance(a: Analysis, results: dict) -> dict:
         "virtual_median": lower if a.choices["median"] == "lower" else (lower + upper) / 2,
         "start_delta": split["virtual"]["start"], "start_delta_se": split["virtual"]["start_se"],
         "real_delta": split["virtual"]["real"], "real_delta_se": split["virtual"]["real_se"],
-        "split_check": (start + real - paths.virtual()).abs().max().item(),
+        "split_check": (start + real - a.paths.virtual()).abs().max().item(),
         "layer0": split["layer0"], "layer1": split["layer1"],
     }
 

@@ -29,7 +29,9 @@ import shutil
 import signal
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 
@@ -620,7 +622,7 @@ def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
 
 # ===================================================================================== Losses
 
-ROWS, COLUMNS = 1024, 512  # a tile of logits: 2 MB in float32, what a core's cache holds
+ROWS, COLUMNS = 3072, 512  # a tile of logits: 6 MB in float32, two fit the cache that cores share
 BITS = 1.4426950408889634  # in a nat: exp(x) is 2^(BITS x), and exp2 takes half of exp's time
 
 
@@ -628,130 +630,103 @@ def _tiles(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
-def _add_exp2(high: Float[Tensor, " n"], total: Float[Tensor, " n"], bits: Tensor) -> None:
-    """Take bits [n, v] into their maximum and the sum of 2^(bits - maximum) so far; spoils them."""
-    higher = torch.maximum(high, bits.amax(1))
-    total *= torch.exp2(high - higher)
-    total += bits.sub_(higher[:, None]).exp2_().sum(1)
-    high.copy_(higher)
+@dataclass(frozen=True)
+class Unembedded:
+    """What one pass over the logits of a text finds. Losses are in nats, float64."""
+
+    losses: dict[str, Float[Tensor, "batch pos-1"]]  # -log p(next token)
+    removed: Float[Tensor, "head term batch pos-1"]  # what a removal adds to the last readout's
+    max_abs_diff: float  # between the logits of the first and the last readout, at all positions
+    min: float  # of the first readout's logits
+    max: float
+
+
+@torch.no_grad()
+def unembed(
+    run: FrozenRun,
+    readouts: dict[str, Float[Tensor, "batch pos d_model"]],
+    combined: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
+    z: Float[Tensor, "head term batch pos d_head"] | None = None,
+) -> Unembedded:
+    """All that needs logits, in one pass over the vocabulary that makes those of a readout once.
+
+        loss = log sum_v exp(x W_U[:, v] + b_U[v]) - (x W_U[:, t] + b_U[t]), t the next token
+
+    Logits are linear in what is read, so two kinds of losses need no unembedding of their own:
+
+        combined: (i, j, k)  of the readouts' x_i + x_j - x_k, from the logits of the three
+        z[h, i]              of the last readout without the term z W_O[h] of a last-layer head, a
+                             rank-d_head update: logit_v - u W_OU[:, v] with u = z / s_final and
+                             W_OU = cen(W_O[h]) W_U
+
+    The next token's own logit is the shift of all exponentials. A row whose sum leaves the range
+    that this is safe for is done again by itself.
+
+    Args:
+        readouts: run.readout(stream), or run.final for the model itself.
+
+    Returns:
+        losses of the readouts and the combined ones, under their names; removed: the loss without
+        a term less that of the last readout.
+
+    Cost: an unembedding a readout, an exponential a logit and loss, d_head multiplications a logit
+    and removal. Of a readout's logits one tile of ROWS x COLUMNS exists at a time.
+    """
+    W_U, b_U, (batch, pos) = run.model.W_U, run.model.b_U, run.tokens.shape
+    first, last = (list(readouts)[i] for i in (0, -1))
+    x = {name: readout.flatten(0, 1) for name, readout in readouts.items()}  # [n, d_model]
+    x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in combined.items()}
+    z = run.model.W_O.new_zeros(0, 0, batch, pos, run.model.W_O.shape[2]) if z is None else z
+    u, W_O = (z / run.scales[-1]).flatten(2, 3), cen(run.model.W_O[-1, : len(z)])
+    # A row's last token predicts nothing; it stands in for its next one here, and is dropped below.
+    targets = torch.cat([run.tokens[:, 1:], run.tokens[:, -1:]], 1).flatten()
+    to_target = W_U[:, targets]
+    shift = {name: (y * to_target.T).sum(-1) + b_U[targets] for name, y in x.items()}
+    kept = {name: torch.zeros_like(y, dtype=torch.float64) for name, y in shift.items()}
+    left = kept[last].new_zeros(u.shape[:3])
+    low, high, worst = torch.inf, -torch.inf, 0.0
+    for columns in progress(_tiles(W_U.shape[1], COLUMNS), "unembedding"):
+        W, b = W_U[:, columns], b_U[columns]
+        W_OU = W_O @ W
+        for rows in _tiles(batch * pos, ROWS):
+            bits = {name: torch.addmm(b, x[name][rows], W, beta=BITS, alpha=BITS)
+                    for name in readouts}
+            if first != last:
+                worst = max(worst, (bits[last] - bits[first]).abs_().max().item())
+                low, high = min(low, bits[first].min().item()), max(high, bits[first].max().item())
+            bits |= {name: (bits[i] + bits[j]).sub_(bits[k])
+                     for name, (i, j, k) in combined.items()}
+            out = torch.empty_like(bits[last])
+            for name, full in bits.items():
+                full.sub_(shift[name][rows, None], alpha=BITS)
+                kept[name][rows] += torch.exp2(full, out=out).sum(1)
+            for h, i in pairs(u):
+                torch.addmm(bits[last], u[h, i, rows], W_OU[h], alpha=-BITS, out=out)
+                left[h, i, rows] += out.exp2_().sum(1)
+
+    def log(total: Tensor, name: str, z: Tensor, W: Tensor) -> Tensor:
+        unsafe = ~((total > 1e-30) & (total < 1e30))
+        again = _log_normalizer(x[name][unsafe] - z[unsafe] @ W, W_U, b_U) - shift[name][unsafe]
+        return total.log().masked_scatter(unsafe, again.double())
+
+    for name, y in x.items():
+        kept[name] = log(kept[name], name, y[:, :0], y[:0])  # nothing removed
+    for h, i in pairs(u):
+        left[h, i] = log(left[h, i], last, u[h, i], W_O[h]) - kept[last]
+    left += torch.einsum("hind,hdn->hin", u, W_O @ to_target)
+    predicting = lambda loss: loss.unflatten(-1, (batch, pos))[..., :-1]  # noqa: E731
+    return Unembedded({name: predicting(loss) for name, loss in kept.items()}, predicting(left),
+                      worst / BITS, low / BITS, high / BITS)
 
 
 def _log_normalizer(x: Float[Tensor, "n d_model"], W_U: Tensor, b_U: Tensor) -> Tensor:
-    """log sum exp of the logits x W_U + b_U over the vocabulary, tile by tile. [n]"""
-    high = torch.full_like(x[:, 0], -torch.inf)
-    total = torch.zeros_like(high)
-    for columns in _tiles(W_U.shape[1], COLUMNS):
-        for rows in _tiles(len(x), ROWS):
-            bits = torch.addmm(b_U[columns], x[rows], W_U[:, columns], beta=BITS, alpha=BITS)
-            _add_exp2(high[rows], total[rows], bits)
-    return (high + total.log2()) / BITS
-
-
-def _predicting(run: FrozenRun, x: Float[Tensor, "... batch pos d"]) -> Tensor:
-    """The rows that predict a next token, flattened: [..., batch * (pos - 1), d]."""
-    return x[..., :-1, :].flatten(-3, -2)
-
-
-def _at_target(run: FrozenRun, x: Float[Tensor, "... n d_model"]) -> Float[Tensor, "... n"]:
-    """The logits x W_U + b_U of the tokens that come next, x as _predicting gives it."""
-    targets = run.tokens[:, 1:].flatten()
-    return (x * run.model.W_U[:, targets].T).sum(-1) + run.model.b_U[targets]
-
-
-@torch.no_grad()
-def losses(run: FrozenRun, readouts: list[Tensor], per_token: bool = False) -> Tensor:
-    """Loss of each read-out stream, the mean of -log p(next token) over a sequence, in nats.
-
-    loss = log sum_v exp(x W_U[:, v] + b_U[v]) - (x W_U[:, t] + b_U[t]), t the next token.
-
-    Args:
-        readouts: run.readout(stream) [batch, pos, d_model], or run.final for the model itself.
-
-    Returns:
-        [len(readouts), batch] float64; with per_token [.., pos - 1], not yet averaged. The mean
-        over batch is the mean over all predicted tokens.
-
-    Cost: one unembedding each; a tile of ROWS x COLUMNS logits is all that exists at a time.
-    """
-    found = []
-    for x in (_predicting(run, readout) for readout in progress(readouts, "losses")):
-        loss = _log_normalizer(x, run.model.W_U, run.model.b_U) - _at_target(run, x)
-        found.append(loss.double().view(len(run.tokens), -1))
-    return torch.stack(found) if per_token else torch.stack(found).mean(-1)
-
-
-@torch.no_grad()
-def removal_losses(run: FrozenRun, paths: Paths) -> Float[Tensor, "h2 h1 batch"]:
-    """loss(all terms - one virtual head) - loss(all terms), for every virtual head.
-
-    The term of h2 o h1 is z W_O[h2], d_head wide, so removing it is a rank-d_head update of the
-    logits: with u = z / s_final and W_OU = cen(W_O[h2]) W_U,
-
-        loss without it = log sum_v exp(logit_v - logit_t - u W_OU[:, v]) + u W_OU[:, t]
-
-    t the next token. Its logit serves as the shift of all exponentials, so that each tile of full
-    logits is made once, and shared by all removals and the loss that they are compared with. A row
-    whose sum leaves the range that this is safe for is done again with a running maximum.
-
-    Returns:
-        float64, mean over each sequence, in nats.
-
-    Cost: d_head multiplications and one exponential a logit and removal.
-    """
-    W_U, b_U, targets = run.model.W_U, run.model.b_U, run.tokens[:, 1:].flatten()
-    W_O = cen(run.model.W_O[1])  # [h2, d_head, d_model]
-    x = _predicting(run, run.readout(paths.stream(2)))
-    u = _predicting(run, paths.z_virtual / run.scales[-1])  # [h2, h1, n, d_head]
-    shift = _at_target(run, x)
-    left = torch.zeros(u.shape[:3], dtype=torch.float64, device=x.device)
-    whole = torch.zeros_like(left[0, 0])
-    for columns in progress(_tiles(W_U.shape[1], COLUMNS), "virtual heads removed"):
-        W_OU = W_O @ W_U[:, columns]
-        for rows in _tiles(len(x), ROWS):
-            full = torch.addmm(b_U[columns], x[rows], W_U[:, columns]).sub_(shift[rows, None])
-            out = torch.exp2(full.mul_(BITS))
-            whole[rows] += out.sum(1)
-            for h2, h1 in pairs(u):
-                torch.addmm(full, u[h2, h1, rows], W_OU[h2], alpha=-BITS, out=out)
-                left[h2, h1, rows] += out.exp2_().sum(1)
-
-    def log(total: Tensor, z: Tensor, W: Tensor) -> Tensor:
-        unsafe = ~((total > 1e-30) & (total < 1e30))
-        again = _log_normalizer(x[unsafe] - z[unsafe] @ W, W_U, b_U) - shift[unsafe]
-        return total.log().masked_scatter(unsafe, again.double())
-
-    loss = log(whole, u[0, 0, :, :0], W_O[0, :0])  # nothing removed
-    for h2, h1 in pairs(u):
-        left[h2, h1] = log(left[h2, h1], u[h2, h1], W_O[h2]) - loss
-    at_target = torch.einsum("hand,hdn->han", u, W_O @ W_U[:, targets])
-    return (left + at_target).unflatten(-1, (len(run.tokens), -1)).mean(-1)
+    """log sum exp of the logits x W_U + b_U over the vocabulary, some rows at a time. [n]"""
+    return torch.cat([(some @ W_U + b_U).logsumexp(-1) for some in x.split(64)])
 
 
 def pairs(x: Tensor) -> list[tuple[int, int]]:
-    """All (h2, h1) of a tensor whose first two axes they are."""
+    """The indices of a tensor's first two axes, (h2, h1) of virtual heads."""
     return [(h2, h1) for h2 in range(x.shape[0]) for h1 in range(x.shape[1])]
-
-
-@torch.no_grad()
-def logit_difference(run: FrozenRun, stream: Float[Tensor, "batch pos d_model"]) -> dict:
-    """The logits of a stream against the model's own, over all positions, tile by tile:
-    {max_abs_diff, min, max, losses}: the largest difference, the range of the model's logits, and
-    losses() of the model and of the stream, [2, batch]."""
-    W_U, b_U = run.model.W_U, run.model.b_U
-    both = torch.stack([run.final, run.readout(stream)])
-    x = both.flatten(1, 2)
-    high = torch.full_like(x[..., 0], -torch.inf)
-    total, low, worst = torch.zeros_like(high), torch.inf, 0.0
-    for columns in progress(_tiles(W_U.shape[1], COLUMNS), "logits compared"):
-        for rows in _tiles(x.shape[1], ROWS):
-            model, ours = (torch.addmm(b_U[columns], y[rows], W_U[:, columns]) for y in x)
-            low, worst = min(low, model.min().item()), max(worst, (ours - model).abs().max().item())
-            for k, logits in enumerate((model, ours)):
-                _add_exp2(high[k, rows], total[k, rows], logits.mul_(BITS))
-    normalizer = ((high + total.log2()) / BITS).view(2, *run.tokens.shape)[..., :-1].flatten(1)
-    loss = (normalizer - _at_target(run, _predicting(run, both))).double()
-    return {"max_abs_diff": worst, "min": low, "max": high[0].max().item() / BITS,
-            "losses": loss.view(2, len(run.tokens), -1).mean(-1)}
 
 
 # ========================================================================= Attention patterns
@@ -823,13 +798,15 @@ def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tenso
     [n], first published [n]), of the same matrices, float64.
     """
     generator = torch.Generator().manual_seed(seed)
-    corrected, published = [], []
-    for _ in range(n):
-        V, O_T, read, other = torch.randn(4, 1, d_model, d_head, dtype=torch.float64,
-                                          generator=generator)
-        corrected.append(composition_scores(V, O_T.mT, read, other)[0, 0])
-        published.append(first_published_scores(V, O_T.mT, read, other)[0, 0])
-    return torch.stack(corrected), torch.stack(published)
+    found = []
+    for some in _tiles(n, 10):
+        pairs = [torch.randn(4, 1, d_model, d_head, dtype=torch.float64, generator=generator)
+                 for _ in range(n)[some]]
+        V, O_T, read, other = torch.stack(pairs, 1)
+        found.append([torch.vmap(score)(V, O_T.mT, read, other)[:, 0, 0]
+                      for score in (composition_scores, first_published_scores)])
+    corrected, published = zip(*found)
+    return torch.cat(corrected), torch.cat(published)
 
 
 # ======================================================================== Eigenvalues and copying

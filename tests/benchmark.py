@@ -200,6 +200,11 @@ def sequence_losses(run: common.FrozenRun, stream: Tensor) -> Float[Tensor, " ba
     return -log_p[:, :-1].gather(-1, run.tokens[:, 1:, None]).mean((1, 2))
 
 
+def all_removed(bench: Bench) -> Float[Tensor, "h2 h1 batch"]:
+    readout = bench.run.readout(bench.paths.stream(2))
+    return common.unembed(bench.run, {"two": readout}, z=bench.paths.z_virtual).removed.mean(-1)
+
+
 def removals(bench: Bench) -> None:
     run, paths = bench.run, bench.paths
     pairs, stream = common.pairs(paths.z_virtual), paths.stream(2)
@@ -210,16 +215,15 @@ def removals(bench: Bench) -> None:
                  for h2, h1 in (pairs[(i * some + k) % len(pairs)] for k in range(some))}
         return {pair: sequence_losses(run, stream - term) - before for pair, term in terms.items()}
 
-    print_ratio(bench, f"b. {len(pairs)} removals one by one / common.removal_losses", one_by_one,
-                lambda i: common.removal_losses(run, paths), "least 8", scale=len(pairs) / some,
+    print_ratio(bench, f"b. {len(pairs)} removals one by one / common.unembed", one_by_one,
+                lambda i: all_removed(bench), "least 8", scale=len(pairs) / some,
                 note=f"{some} of {len(pairs)} one by one, scaled", tolerance=1e-4,
                 check=lambda few, ours: max((ours[p] - x).abs().max().item()
                                             for p, x in few.items()))
 
 
 def floor(bench: Bench) -> None:
-    run, paths = bench.run, bench.paths
-    h2, h1, batch, pos, d_head = paths.z_virtual.shape
+    h2, h1, batch, pos, d_head = bench.paths.z_virtual.shape
     logits = h2 * h1 * batch * (pos - 1) * bench.sizes["d_vocab"]
 
     def least(i: int) -> float:
@@ -230,8 +234,8 @@ def floor(bench: Bench) -> None:
                     for f in (torch.exp, torch.exp2) for _ in range(99)) / tile.numel()
         return logits * (d_head * product + power)
 
-    print_ratio(bench, f"e. floor of {h2 * h1} removals / common.removal_losses", least,
-                lambda i: common.removal_losses(run, paths), "least 0.5",
+    print_ratio(bench, f"e. floor of {h2 * h1} removals / common.unembed", least,
+                lambda i: all_removed(bench), "least 0.5",
                 note=f"{logits * d_head:.2g} multiplications, {logits:.2g} exponentials")
 
 

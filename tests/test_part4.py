@@ -613,10 +613,17 @@ def condition_of_the_small_side(monkeypatch):
 
 
 def removal_with_a_new_scale(monkeypatch):
-    def readout(run, stream):
-        x = common.cen(stream)
-        return x / (x.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
-    monkeypatch.setattr(common.FrozenRun, "readout", readout)
+    right = common.unembed
+
+    def wrong(run, readouts, z):
+        removed = []
+        for z_head, W_O in zip(z[:, 0], run.model.W_O[0]):
+            x = common.cen(run.streams[-1] - z_head @ W_O)
+            x = x / (x.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
+            losses = right(run, {"whole": run.final, "without": x}).losses
+            removed.append(losses["without"] - losses["whole"])
+        return dataclasses.replace(right(run, readouts), removed=torch.stack(removed)[:, None])
+    put_in(monkeypatch, "unembed", wrong)
 
 
 def attention_one_place_off(monkeypatch):

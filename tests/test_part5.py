@@ -238,7 +238,7 @@ def test_choices_change_what_they_name_and_nothing_else():
 
 @pytest.mark.parametrize("rows, columns", [(11, 4), (1, 23), (42, 1)])
 def test_tiles_change_nothing(monkeypatch, rows, columns):
-    """42 predicting rows and 23 columns of logits: whole in one tile, or in ragged ones."""
+    """45 rows and 23 columns of logits: whole in one tile, or in ragged ones."""
     whole = found_numbers(model_of())
     monkeypatch.setattr(common, "ROWS", rows)
     monkeypatch.setattr(common, "COLUMNS", columns)
@@ -283,6 +283,14 @@ def test_each_term(moved):
         close(term, np.stack(of_order), tolerance=1e-12)
 
 
+def read_out(run: common.FrozenRun, stream, **more) -> common.Unembedded:
+    return common.unembed(run, {"model": run.final, "stream": run.readout(stream)}, **more)
+
+
+def removals(run: common.FrozenRun, paths: common.Paths):
+    return read_out(run, paths.stream(2), z=paths.z_virtual).removed.mean(-1)
+
+
 @pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
@@ -290,15 +298,15 @@ def test_terms_rebuild_stream_and_logits(dtype, tolerance, scale, moved):
     """Absolute in the logits at the usual size; relative to their range with large weights."""
     run = frozen(model_of("tiny", dtype, scale))
     paths = common.expand(run, moved)
-    logits = common.logit_difference(run, paths.stream(2))
+    logits = read_out(run, paths.stream(2))
     size = max(1, run.streams.abs().max().item())
     assert (paths.stream(2) - run.streams[2]).abs().max() <= tolerance * size
     before_1 = run.x0 + run.b_O[0] + paths.heads(0)
     assert (before_1 - run.streams[1]).abs().max() <= tolerance * size
-    allowed = tolerance * (1 if scale == 1 else logits["max"] - logits["min"])
-    assert logits["max_abs_diff"] <= allowed
+    allowed = tolerance * (1 if scale == 1 else logits.max - logits.min)
+    assert logits.max_abs_diff <= allowed
     model = run.model(run.tokens)
-    close([logits["min"], logits["max"]], [model.min(), model.max()], tolerance=1e-6)
+    close([logits.min, logits.max], [model.min(), model.max()], tolerance=1e-6)
 
 
 def test_value_biases_that_were_not_folded_count_as_constants():
@@ -308,7 +316,7 @@ def test_value_biases_that_were_not_folded_count_as_constants():
     assert model.b_V.abs().max() > 0.1
     for moved in (False, True):
         paths = common.expand(run, moved)
-        assert common.logit_difference(run, paths.stream(2))["max_abs_diff"] < 1e-12
+        assert read_out(run, paths.stream(2)).max_abs_diff < 1e-12
         w, runs = naive_runs(model)
         wanted = [naive.terms(w, r, moved) for r in runs]
         for order in range(3):
@@ -350,9 +358,8 @@ def test_staged_algorithm_is_the_path_expansion():
     orders = torch.stack([common.expand(run).stream(n) for n in range(3)])
     close(streams[:3], orders, tolerance=1e-12)
     close(streams[3], streams[2], tolerance=1e-12)
-    by_stage, by_path = (common.losses(run, [run.readout(y) for y in streams])
-                         for streams in (streams[:3], orders))
-    close(by_stage, by_path, tolerance=1e-12)
+    for by_stage, by_path in zip(streams, orders):
+        close(*(read_out(run, y).losses["stream"] for y in (by_stage, by_path)), tolerance=1e-12)
 
 
 def test_staged_algorithm_on_three_layers():
@@ -384,7 +391,7 @@ def naive_removals(w: dict, runs: list) -> np.ndarray:
 def test_removals_per_sequence(dtype):
     model = model_of("tiny", dtype)
     run = frozen(model)
-    close(common.removal_losses(run, common.expand(run)), naive_removals(*naive_runs(model)),
+    close(removals(run, common.expand(run)), naive_removals(*naive_runs(model)),
           tolerance=TOLERANCE[dtype])
 
 
@@ -403,26 +410,37 @@ def test_removals_where_the_shared_shift_is_unsafe(monkeypatch, size, n_unsafe, 
     again, original = [], common._log_normalizer
     monkeypatch.setattr(common, "_log_normalizer",
                         lambda x, *rest: again.append(len(x)) or original(x, *rest))
-    found = common.removal_losses(run, common.expand(run))
-    assert sum(again[1:]) > n_unsafe, "the rows are safe: the case is too tame"
+    found = removals(run, common.expand(run))
+    assert sum(again[2:]) > n_unsafe, "the rows are safe: the case is too tame"
     close(found, naive_removals(*naive_runs(model)), tolerance=tolerance)
 
 
 def test_losses_of_the_model_and_of_a_partial_stream():
-    """By losses(), and where the logits of the two are compared."""
+    """Token by token, and the logits of the two compared."""
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
-    stream = common.expand(run).stream(1)
     logits = [[r.logits for r in runs],
               [naive.partial_logits(w, r, naive.up_to(1, naive.terms(w, r))) for r in runs]]
-    wanted = [[naive.loss_of_logits(y, r.ids) for y, r in zip(rows, runs)] for rows in logits]
-    found = common.losses(run, [run.final, run.readout(stream)])
-    assert found.dtype == torch.float64
-    close(found, wanted, tolerance=1e-12)
-    compared = common.logit_difference(run, stream)
-    close(compared.pop("losses"), wanted, tolerance=1e-12)
+    found = read_out(run, common.expand(run).stream(1))
+    for loss, rows in zip(found.losses.values(), logits):
+        assert loss.dtype == torch.float64 and loss.shape == (len(runs), len(runs[0].ids) - 1)
+        close(loss.mean(-1), [naive.loss_of_logits(y, r.ids) for y, r in zip(rows, runs)],
+              tolerance=1e-12)
+        close(loss[1, 3], naive.loss_of_logits(rows[1][3:5], runs[1].ids[3:5]), tolerance=1e-12)
     model, partial = np.array(logits)
-    wanted = {"max_abs_diff": abs(model - partial).max(), "min": model.min(), "max": model.max()}
-    assert compared == pytest.approx(wanted, rel=1e-12)
+    wanted = [abs(model - partial).max(), model.min(), model.max()]
+    close([found.max_abs_diff, found.min, found.max], wanted, tolerance=1e-12)
+    assert found.removed.numel() == 0
+
+
+def test_combined_readouts_are_what_they_would_be_unembedded():
+    run = frozen(model_of())
+    a, b, c = (run.readout(common.expand(run).stream(order)) for order in range(3))
+    once = common.unembed(run, {"a": a, "b": b, "c": c}, {"x": ("c", "a", "b"),
+                                                          "y": ("a", "a", "c")}).losses
+    wanted = common.unembed(run, {"x": c + a - b, "y": a + a - c}).losses
+    for name in ("x", "y"):
+        close(once[name], wanted[name], tolerance=1e-12)
+    assert (once["x"] - once["y"]).abs().max() > 0.01
 
 
 # ------------------------------------------------------------------ composition from the weights
@@ -583,6 +601,12 @@ def put_in(monkeypatch, name: str, change, module=common) -> None:
     monkeypatch.setattr(module, name, lambda *args: change(original(*args), *args))
 
 
+def put_in_removed(monkeypatch, change) -> None:
+    """The same for the losses of all removals."""
+    put_in(monkeypatch, "unembed", lambda found, run, *_: dataclasses.replace(
+        found, removed=change(found.removed, run)))
+
+
 @seen_in("term_importance.loss_by_order[0]", "term_importance.loss_by_order[1]",
          "term_importance.virtual_removed[0][0]", "term_importance.start_delta")
 def final_scale_recomputed_for_a_partial_stream(monkeypatch):
@@ -590,10 +614,15 @@ def final_scale_recomputed_for_a_partial_stream(monkeypatch):
         centred = common.cen(stream)
         return centred / (centred.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
     monkeypatch.setattr(common.FrozenRun, "readout", readout)
-    put_in(monkeypatch, "removal_losses", lambda removed, run, paths: torch.stack([torch.stack([
-        common.losses(run, [run.readout(paths.stream(2) - z @ run.model.W_O[1, h2])])[0]
-        - common.losses(run, [run.readout(paths.stream(2))])[0] for z in row])
-        for h2, row in enumerate(paths.z_virtual)]))
+
+    def change(removed, run):
+        paths = common.expand(run)
+        loss = lambda stream: unembed(run, {"": run.readout(stream)}).losses[""]  # noqa: E731
+        return torch.stack([torch.stack([
+            loss(paths.stream(2) - z @ run.model.W_O[1, h2]) - loss(paths.stream(2)) for z in row])
+            for h2, row in enumerate(paths.z_virtual)])
+    unembed = common.unembed
+    put_in_removed(monkeypatch, change)
 
 
 @seen_in("path_expansion.logits_max_abs_diff", "term_importance.loss_by_order[2]",
@@ -709,7 +738,14 @@ def mask_of_zeros_before_subtraction(monkeypatch):
 @seen_in("term_importance.virtual_removed[0][1]", "term_importance.virtual_largest[0].h2",
          "virtual_heads.most_important.h2", "virtual_heads.all[1].loss_increase")
 def h1_and_h2_swapped_in_the_removals(monkeypatch):
-    put_in(monkeypatch, "removal_losses", lambda removed, *_: removed.transpose(0, 1))
+    put_in_removed(monkeypatch, lambda removed, run: removed.transpose(0, 1))
+
+
+@seen_in("term_importance.real_delta", "term_importance.layer1.vs_direct")
+def combined_readouts_with_the_wrong_sign(monkeypatch):
+    original = common.unembed
+    monkeypatch.setattr(common, "unembed", lambda run, readouts, combined, z: original(
+        run, readouts, {name: (k, j, i) for name, (i, j, k) in combined.items()}, z))
 
 
 @seen_in("composition.Q.scores[0][1]", "composition.K.max_pair.h2", "composition.V.mean_by_h1[0]",
