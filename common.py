@@ -29,9 +29,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 
@@ -645,7 +643,7 @@ class Unembedded:
 def unembed(
     run: FrozenRun,
     readouts: dict[str, Float[Tensor, "batch pos d_model"]],
-    combined: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
+    combined: dict[str, tuple[str, str, str]] | None = None,
     z: Float[Tensor, "head term batch pos d_head"] | None = None,
 ) -> Unembedded:
     """All that needs logits, in one pass over the vocabulary that makes those of a readout once.
@@ -673,7 +671,7 @@ def unembed(
     and removal. Of a readout's logits one tile of ROWS x COLUMNS exists at a time.
     """
     W_U, b_U, (batch, pos) = run.model.W_U, run.model.b_U, run.tokens.shape
-    first, last = (list(readouts)[i] for i in (0, -1))
+    combined, (first, *_, last) = combined or {}, [*readouts, *readouts]
     x = {name: readout.flatten(0, 1) for name, readout in readouts.items()}  # [n, d_model]
     x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in combined.items()}
     z = run.model.W_O.new_zeros(0, 0, batch, pos, run.model.W_O.shape[2]) if z is None else z
