@@ -391,7 +391,8 @@ def load_tokens(
     longest = model.cfg.n_ctx - (not bos_counted)
     seq_len = min(default_len, longest) if seq_len is None else seq_len
     if seq_len > longest:
-        raise UserError(f"--seq-len {seq_len} is longer than the context of {name}, "
+        besides = "" if bos_counted else " with a start token besides"
+        raise UserError(f"--seq-len {seq_len}{besides} is longer than the context of {name}, "
                         f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
     if seq_len < 3 or n_tokens < seq_len:
         raise UserError(f"--tokens {n_tokens} in sequences of {seq_len} makes none: a sequence has "
@@ -671,7 +672,8 @@ def unembed(
     and removal. Of a readout's logits one tile of ROWS x COLUMNS exists at a time.
     """
     W_U, b_U, (batch, pos) = run.model.W_U, run.model.b_U, run.tokens.shape
-    combined, (first, *_, last) = combined or {}, [*readouts, *readouts]
+    combined, names = combined or {}, list(readouts)
+    first, last = names[0], names[-1]
     x = {name: readout.flatten(0, 1) for name, readout in readouts.items()}  # [n, d_model]
     x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in combined.items()}
     z = run.model.W_O.new_zeros(0, 0, batch, pos, run.model.W_O.shape[2]) if z is None else z
@@ -688,7 +690,7 @@ def unembed(
         W_OU = W_O @ W
         for rows in _tiles(batch * pos, ROWS):
             bits = {name: torch.addmm(b, x[name][rows], W, beta=BITS, alpha=BITS)
-                    for name in readouts}
+                    for name in names}
             if first != last:
                 worst = max(worst, (bits[last] - bits[first]).abs_().max().item())
                 low, high = min(low, bits[first].min().item()), max(high, bits[first].max().item())

@@ -181,8 +181,8 @@ def test_settings_that_do_not_fit_are_named(run, publish, tmp_path):
     assert json.loads((written / "sweep_part5.json").read_text("utf-8")) == found
     log = (written / "sweep_part5_stdout.txt").read_text("utf-8")
     assert log.startswith("== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR (tiny)\n")
-    assert ("distinct_places False: not possible here (--seq-len 64 is longer than the context of"
-            in log)
+    assert ("distinct_places False: not possible here (--seq-len 64 with a start token besides is "
+            "longer than the context of") in log
     assert "join, keep_blank" in log and "cannot be told apart" in log
 
 
