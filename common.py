@@ -704,24 +704,24 @@ def unembed(
                 torch.addmm(bits[last], u[h, i, rows], W_OU[h], alpha=-BITS, out=out)
                 left[h, i, rows] += out.exp2_().sum(1)
 
-    def log(total: Tensor, name: str, z: Tensor, W: Tensor) -> Tensor:
-        unsafe = ~((total > 1e-30) & (total < 1e30))
-        again = _log_normalizer(x[name][unsafe] - z[unsafe] @ W, W_U, b_U) - shift[name][unsafe]
-        return total.log().masked_scatter(unsafe, again.double())
-
     for name, y in x.items():
-        kept[name] = log(kept[name], name, y[:, :0], y[:0])  # nothing removed
+        kept[name] = _log(kept[name], shift[name], lambda some, y=y: y[some], W_U, b_U)
     for h, i in pairs(u):
-        left[h, i] = log(left[h, i], last, u[h, i], W_O[h]) - kept[last]
+        without = lambda some, h=h, i=i: x[last][some] - u[h, i, some] @ W_O[h]  # noqa: E731
+        left[h, i] = _log(left[h, i], shift[last], without, W_U, b_U) - kept[last]
     left += torch.einsum("hind,hdn->hin", u, W_O @ to_target)
     predicting = lambda loss: loss.unflatten(-1, (batch, pos))[..., :-1]  # noqa: E731
     return Unembedded({name: predicting(loss) for name, loss in kept.items()}, predicting(left),
                       worst / BITS, low / BITS, high / BITS)
 
 
-def _log_normalizer(x: Float[Tensor, "n d_model"], W_U: Tensor, b_U: Tensor) -> Tensor:
-    """log sum exp of the logits x W_U + b_U over the vocabulary, some rows at a time. [n]"""
-    return torch.cat([(some @ W_U + b_U).logsumexp(-1) for some in x.split(64)])
+def _log(total: Float[Tensor, " n"], shift: Tensor, read, W_U: Tensor, b_U: Tensor) -> Tensor:
+    """log of total, the sum of exp(logit - shift) of each row. Where it is no safe number, anew
+    from the logits of the rows: read(mask) is what they unembed, [rows, d_model]."""
+    unsafe = ~((total > 1e-30) & (total < 1e30))
+    normalizer = [(x @ W_U + b_U).logsumexp(-1) for x in read(unsafe).split(64)]
+    again = torch.cat(normalizer) - shift[unsafe]
+    return total.log().masked_scatter(unsafe, again.double())
 
 
 def pairs(x: Tensor) -> list[tuple[int, int]]:
