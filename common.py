@@ -56,6 +56,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
 BUNDLED = ("mini", "mini-1l", "mini-2l")
 SIZES = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")  # in config.json
+EPS = 1e-5  # of LayerNorm, where config.json does not say
 PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True,
                   fold_value_biases=True, refactor_factored_attn_matrices=False)
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
@@ -244,6 +245,10 @@ def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
         if type(config.get(size)) is not int or not 0 < config[size] < 2**31:
             raise UserError(f"{file} has {config.get(size)!r:.40} for {size}, not a whole number "
                             "above 0: fetch it again")
+    eps = config.setdefault("eps", EPS)
+    if type(eps) is not float or not 0 < eps < 1:
+        raise UserError(f"{file} has {eps!r:.40} for eps, not a number between 0 and 1: fetch it "
+                        "again")
     return config
 
 
@@ -259,7 +264,7 @@ def _model_from_files(
 
     try:
         cfg = HookedTransformerConfig(  # no MLP, so act_fn is never used; any name will do
-            **{k: config[k] for k in SIZES}, attn_only=True, act_fn="relu",
+            **{k: config[k] for k in (*SIZES, "eps")}, attn_only=True, act_fn="relu",
             normalization_type="LN", device=device, dtype=dtype, init_weights=False)
         with torch.device("meta"):  # sizes that do not fit never take memory
             empty = HookedTransformer(cfg, move_to_device=False).state_dict()

@@ -344,6 +344,8 @@ DAMAGED_FOLDER = {
     "config is a folder": (folder_for("config.json"), ["has no config.json"]),
     "config is a pipe": (pipe_for("config.json"), ["has no config.json"]),
     **{f"config has {k} {v!r}": (config(**{k: v}), ["config.json", k]) for k, v in SIZES_WRONG},
+    **{f"config has eps {v!r}": (config(eps=v), ["config.json", "eps"])
+       for v in ("1e-5", 0.0, -1e-5, 2.0, True, None, float("nan"))},
     "config has a context out of all proportion": (config(n_ctx=10**9), ["W_pos", "not fit"]),
     "config has a vocabulary out of all proportion": (config(d_vocab=10**9), ["W_E", "not fit"]),
     "config has more heads than fit anywhere": (config(n_heads=2**31 - 1), ["W_Q", "not fit"]),
@@ -393,6 +395,17 @@ def test_a_damaged_model_folder(damage, words, folder, text, refused):
     message = refused("--model", folder, "--text", text, "--tokens", 170)
     assert all(word in message for word in words), message
     assert not (folder / "executed").exists()
+
+
+@pytest.mark.parametrize("eps", [None, 0.5])
+def test_the_eps_of_a_model_folder(eps, folder):
+    if eps:
+        config(eps=eps)(folder)
+    model, _ = common.load_model(str(folder))
+    assert model.cfg.eps == model.blocks[1].ln1.cfg.eps == (eps or 1e-5)
+    run = common.freeze(model, tiny.tokens(d_vocab=SIZES["d_vocab"]))
+    expected = (common.cen(run.streams[2]).pow(2).mean(-1, keepdim=True) + (eps or 1e-5)).sqrt()
+    torch.testing.assert_close(run.scales[2], expected)
 
 
 DAMAGED_CACHE = {
