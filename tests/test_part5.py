@@ -415,6 +415,18 @@ def test_removals_where_the_shared_shift_is_unsafe(monkeypatch, size, n_unsafe, 
     close(found, naive_removals(*naive_runs(model)), tolerance=tolerance)
 
 
+def test_many_rows_whose_sum_is_no_safe_number():
+    """More than are done again at a time, each with its own shift, between rows that are safe."""
+    g = torch.Generator().manual_seed(0)
+    x, shift, W_U, b_U = (torch.randn(*n, dtype=torch.float64, generator=g)
+                          for n in ((300, 11), (300,), (11, 23), (23,)))
+    wanted = (x @ W_U + b_U - shift[:, None]).logsumexp(-1)
+    for unsafe in (0, torch.inf):
+        total = wanted.exp()
+        total[::2] = unsafe
+        close(common._log(total, shift, lambda some: x[some], W_U, b_U), wanted, tolerance=1e-14)
+
+
 def test_losses_of_the_model_and_of_a_partial_stream():
     """Token by token, and the logits of the two compared."""
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
