@@ -427,8 +427,11 @@ def test_many_rows_whose_sum_is_no_safe_number():
         close(common._log(total, shift, lambda some: x[some], W_U, b_U), wanted, tolerance=1e-14)
 
 
-def test_losses_of_the_model_and_of_a_partial_stream():
-    """Token by token, and the logits of the two compared."""
+@pytest.mark.parametrize("rows, columns", [(common.ROWS, common.COLUMNS), (11, 4)])
+def test_losses_of_the_model_and_of_a_partial_stream(monkeypatch, rows, columns):
+    """Token by token, and the logits of the two compared, in one tile or over many."""
+    monkeypatch.setattr(common, "ROWS", rows)
+    monkeypatch.setattr(common, "COLUMNS", columns)
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
     logits = [[r.logits for r in runs],
               [naive.partial_logits(w, r, naive.up_to(1, naive.terms(w, r))) for r in runs]]
