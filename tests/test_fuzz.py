@@ -170,3 +170,5 @@ def test_losses_do_not_see_what_all_logits_share(dtype, atol, seed, constant):
     found, wanted = (common.unembed(which, *args) for which in (again, run))
     close(found.losses, wanted.losses)
     close(found.removed, wanted.removed)
+    logits = run.final @ shifted.W_U + shifted.b_U
+    close(logits.new_tensor([found.min, found.max]), torch.stack([logits.min(), logits.max()]))

@@ -444,6 +444,10 @@ def test_losses_of_the_model_and_of_a_partial_stream(monkeypatch, rows, columns)
     model, partial = np.array(logits)
     wanted = [abs(model - partial).max(), model.min(), model.max()]
     close([found.max_abs_diff, found.min, found.max], wanted, tolerance=1e-12)
+    turned = common.unembed(run, {"stream": run.readout(common.expand(run).stream(1)),
+                                  "model": run.final})
+    wanted[1:] = partial.min(), partial.max()
+    close([turned.max_abs_diff, turned.min, turned.max], wanted, tolerance=1e-12)
     assert found.removed.numel() == 0
 
 
