@@ -415,6 +415,21 @@ def test_removals_where_the_shared_shift_is_unsafe(monkeypatch, size, n_unsafe, 
     close(found, naive_removals(*naive_runs(model)), tolerance=tolerance)
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+def test_removals_are_from_the_last_readout(size):
+    """Not from the first, be the rows safe or not; and of the heads that z has."""
+    state = tiny.state_dict()
+    state["unembed.W_U"] *= size
+    run = frozen(tiny.model(state))
+    paths = common.expand(run)
+    z, stream = paths.z_virtual[:2], paths.stream(1)
+    found = read_out(run, stream, z=z)
+    wanted = torch.stack([torch.stack([
+        read_out(run, stream - term).losses["stream"] - found.losses["stream"]
+        for term in of_head @ W_O]) for of_head, W_O in zip(z, run.model.W_O[1])])
+    close(found.removed, wanted, tolerance=1e-12)
+
+
 def test_many_rows_whose_sum_is_no_safe_number():
     """More than are done again at a time, each with its own shift, between rows that are safe."""
     g = torch.Generator().manual_seed(0)
