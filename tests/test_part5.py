@@ -535,8 +535,8 @@ def test_random_baseline():
     again, other = (common.random_baseline(11, 5, 4, seed)[0] for seed in (0, 1))
     assert torch.equal(again, common.random_baseline(11, 5, 4, 0)[0])
     assert not torch.equal(again, other)
-    draws = gaussian_factors(11, 5, 4, 0)
-    for found, (_, wanted) in zip(common.random_baseline(11, 5, 4, 0), FORMS):
+    draws = gaussian_factors(11, 5, 23, 0)  # twice as many as are made at a time, and three
+    for found, (_, wanted) in zip(common.random_baseline(11, 5, 23, 0), FORMS):
         close(found, [wanted(A, B.T, C, D.T) for A, B, C, D in draws], tolerance=1e-13)
 
 
