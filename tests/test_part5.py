@@ -815,6 +815,14 @@ def test_the_oracle_catches(monkeypatch, fault, names):
     assert set(names) <= set(missed)
 
 
+def test_the_models_loss_is_its_own(monkeypatch):
+    """And not that of all terms, which differs from it where a term is wrong."""
+    h1_and_h2_swapped_in_the_virtual_terms(monkeypatch)
+    missed = misses(found_numbers(model_of()), wanted_numbers(model_of()), tolerance=1e-9)
+    assert "term_importance.loss_by_order[2]" in missed
+    assert not any("loss_model" in name for name in missed)
+
+
 # ------------------------------------------------------------------ properties
 
 
