@@ -636,12 +636,12 @@ def _tiles(n: int, size: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Unembedded:
-    """What one pass over the logits of a text finds. Losses are in nats, float64."""
+    """What one pass over the logits of a text finds. Losses are in nats, summed in float64."""
 
     losses: dict[str, Float[Tensor, "batch pos-1"]]  # -log p(next token)
-    removed: Float[Tensor, "head term batch pos-1"]  # what a removal adds to the last readout's
+    removed: Float[Tensor, "head term batch pos-1"]  # loss without a term less the last readout's
     max_abs_diff: float  # between the logits of the first and the last readout, at all positions
-    min: float  # of the first readout's logits
+    min: float  # of the first readout's logits; infinite, as max, where it is the only one
     max: float
 
 
@@ -659,19 +659,19 @@ def unembed(
     Logits are linear in what is read, so two kinds of losses need no unembedding of their own:
 
         combined: (i, j, k)  of the readouts' x_i + x_j - x_k, from the logits of the three
-        z[h, i]              of the last readout without the term z W_O[h] of a last-layer head, a
-                             rank-d_head update: logit_v - u W_OU[:, v] with u = z / s_final and
-                             W_OU = cen(W_O[h]) W_U
+        z[h, i]              of the last readout without the term z[h, i] W_O[h] of the last layer's
+                             head h, a rank-d_head update: logit_v - u W_OU[:, v] with
+                             u = z[h, i] / s_final and W_OU = cen(W_O[h]) W_U
 
-    The next token's own logit is the shift of all exponentials. A row whose sum leaves the range
-    that this is safe for is done again by itself.
+    The next token's own logit, before a removal, is the shift of all exponentials. A row whose sum
+    leaves the range that this is safe for is done again by itself. Exact up to rounding.
 
     Args:
         readouts: run.readout(stream), or run.final for the model itself.
+        combined: under names that no readout has.
 
     Returns:
-        losses of the readouts and the combined ones, under their names; removed: the loss without
-        a term less that of the last readout.
+        losses of the readouts and the combined ones, under their names; removed, of every z[h, i].
 
     Cost: an unembedding a readout, an exponential a logit and loss, d_head multiplications a logit
     and removal. Of a readout's logits one tile of ROWS x COLUMNS exists at a time.

@@ -8,7 +8,10 @@ import math
 import pathlib
 import re
 
+import numpy as np
 import pytest
+import torch
+from mini import train
 
 import circuits_part4
 import circuits_part5
@@ -184,6 +187,18 @@ def test_the_bundle_is_small_and_says_what_made_it(folder):
     log = (path / "training_log.txt").read_text(encoding="utf-8")
     for word in ("tokens seen", "seed", "torch", "held-out", "CORPUS", "HELD OUT", "sinusoids"):
         assert word in log
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_a_trained_model_can_be_evaluated(monkeypatch, n_layers):
+    """The last step of hours of training, on ids drawn at random; its loss is the model's own."""
+    monkeypatch.setattr(train, "BATCH", 1)
+    held_out, folder = np.random.default_rng(0).integers(3, 999, 9000), f"mini-{n_layers}l"
+    found = train.evaluate(common.MINI / folder, n_layers, held_out)
+    model, rng = common.load_model("mini", n_layers=n_layers)[0], np.random.default_rng(2)
+    rows = torch.cat([train.batch(held_out, rng, 0.0) for _ in range(32)])
+    loss = model(rows, return_type="loss").item()
+    assert found[0] == f"loss on 8,192 held-out tokens: {loss:.3f} nats" and len(found) > 2
 
 
 def test_the_sample_text_is_long_enough():

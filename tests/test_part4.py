@@ -823,6 +823,20 @@ def test_a_model_without_the_words_the_heads_or_the_context_goes_on():
     assert any("not one token here" in line for line in log.lines)
 
 
+def test_the_loss_without_a_head_on_one_sequence(model, oracle, results):
+    """As the text of the public model is: the standard error is over tokens then."""
+    a, runs = analyse(model), oracle.runs[:1]
+    one = dataclasses.replace(a, run=common.freeze(model, a.run.tokens[:1]))
+    found, whole = part4.compute_beyond(one, results), naive4.loss(oracle.w, runs)
+    assert (found["n"], found["n_of"]) == (30, "tokens")
+    assert found["loss_model"] == pytest.approx(whole, abs=1e-11)
+    for h, x in enumerate(found["heads"]):
+        increase, error = (f(oracle.w, runs, h) for f in (naive4.loss, naive4.loss_error))
+        assert x["loss_increase"] == pytest.approx(increase - whole, abs=1e-11)
+        assert x["loss_increase_se"] == pytest.approx(error, abs=1e-11)
+        assert x["matters"] == (increase - whole - 2 * error > part4.MATTERS)
+
+
 def test_missing_head_and_long_prompt_are_named(model):
     a = analyse(model)
     assert part4.row({}, lambda: part4.skip_trigram(a, 8, " Ralph")) == {

@@ -415,8 +415,38 @@ def test_removals_where_the_shared_shift_is_unsafe(monkeypatch, size, n_unsafe, 
     close(found, naive_removals(*naive_runs(model)), tolerance=tolerance)
 
 
-def test_losses_of_the_model_and_of_a_partial_stream():
-    """Token by token, and the logits of the two compared."""
+@pytest.mark.parametrize("size", [1, 1000])
+def test_removals_are_from_the_last_readout(size):
+    """Not from the first, be the rows safe or not; and of the heads that z has."""
+    state = tiny.state_dict()
+    state["unembed.W_U"] *= size
+    run = frozen(tiny.model(state))
+    paths = common.expand(run)
+    z, stream = paths.z_virtual[:2], paths.stream(1)
+    found = read_out(run, stream, z=z)
+    wanted = torch.stack([torch.stack([
+        read_out(run, stream - term).losses["stream"] - found.losses["stream"]
+        for term in of_head @ W_O]) for of_head, W_O in zip(z, run.model.W_O[1])])
+    close(found.removed, wanted, tolerance=1e-12)
+
+
+def test_many_rows_whose_sum_is_no_safe_number():
+    """More than are done again at a time, each with its own shift, between rows that are safe."""
+    g = torch.Generator().manual_seed(0)
+    x, shift, W_U, b_U = (torch.randn(*n, dtype=torch.float64, generator=g)
+                          for n in ((300, 11), (300,), (11, 23), (23,)))
+    wanted = (x @ W_U + b_U - shift[:, None]).logsumexp(-1)
+    for unsafe in (0, torch.inf):
+        total = wanted.exp()
+        total[::2] = unsafe
+        close(common._log(total, shift, lambda some: x[some], W_U, b_U), wanted, tolerance=1e-14)
+
+
+@pytest.mark.parametrize("rows, columns", [(common.ROWS, common.COLUMNS), (11, 4)])
+def test_losses_of_the_model_and_of_a_partial_stream(monkeypatch, rows, columns):
+    """Token by token, and the logits of the two compared, in one tile or over many."""
+    monkeypatch.setattr(common, "ROWS", rows)
+    monkeypatch.setattr(common, "COLUMNS", columns)
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
     logits = [[r.logits for r in runs],
               [naive.partial_logits(w, r, naive.up_to(1, naive.terms(w, r))) for r in runs]]
@@ -429,6 +459,10 @@ def test_losses_of_the_model_and_of_a_partial_stream():
     model, partial = np.array(logits)
     wanted = [abs(model - partial).max(), model.min(), model.max()]
     close([found.max_abs_diff, found.min, found.max], wanted, tolerance=1e-12)
+    turned = common.unembed(run, {"stream": run.readout(common.expand(run).stream(1)),
+                                  "model": run.final})
+    wanted[1:] = partial.min(), partial.max()
+    close([turned.max_abs_diff, turned.min, turned.max], wanted, tolerance=1e-12)
     assert found.removed.numel() == 0
 
 
@@ -501,8 +535,8 @@ def test_random_baseline():
     again, other = (common.random_baseline(11, 5, 4, seed)[0] for seed in (0, 1))
     assert torch.equal(again, common.random_baseline(11, 5, 4, 0)[0])
     assert not torch.equal(again, other)
-    draws = gaussian_factors(11, 5, 4, 0)
-    for found, (_, wanted) in zip(common.random_baseline(11, 5, 4, 0), FORMS):
+    draws = gaussian_factors(11, 5, 23, 0)  # twice as many as are made at a time, and three
+    for found, (_, wanted) in zip(common.random_baseline(11, 5, 23, 0), FORMS):
         close(found, [wanted(A, B.T, C, D.T) for A, B, C, D in draws], tolerance=1e-13)
 
 
@@ -779,6 +813,14 @@ def test_the_oracle_catches(monkeypatch, fault, names):
     fault(monkeypatch)
     missed = misses(found_numbers(model_of()), wanted, tolerance=TOLERANCE[torch.float32])
     assert set(names) <= set(missed)
+
+
+def test_the_models_loss_is_its_own(monkeypatch):
+    """And not that of all terms, which differs from it where a term is wrong."""
+    h1_and_h2_swapped_in_the_virtual_terms(monkeypatch)
+    missed = misses(found_numbers(model_of()), wanted_numbers(model_of()), tolerance=1e-9)
+    assert "term_importance.loss_by_order[2]" in missed
+    assert not any("loss_model" in name for name in missed)
 
 
 # ------------------------------------------------------------------ properties
