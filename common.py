@@ -396,7 +396,7 @@ def load_tokens(
                         f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
     if seq_len < 3 or n_tokens < seq_len:
         raise UserError(f"--tokens {n_tokens} in sequences of {seq_len} makes none: a sequence has "
-                        "3 tokens or more (--seq-len), and --tokens holds at least one")
+                        "3 tokens or more (--seq-len), and --tokens has room for at least one")
     n_rows, per_row = n_tokens // seq_len, seq_len - bos_counted
     if n_rows * seq_len != n_tokens:
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
@@ -405,8 +405,8 @@ def load_tokens(
     ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
     if len(ids) < n_rows * per_row:
         enough = len(ids) // per_row * seq_len
-        raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows} sequences "
-                        f"take {n_rows * per_row:,}: take "
+        raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows:,} "
+                        f"sequences take {n_rows * per_row:,}: take "
                         + (f"--tokens {enough} or " if enough else "") + "a longer text")
     bos = model.tokenizer.bos_token_id
     if bos is None:
@@ -994,6 +994,8 @@ def shown(entry: dict, ours) -> str:
     decimals = entry["decimals"]
     if ours is None:
         return "-"
+    if isinstance(ours, list) and ours != entry["value"]:  # its sentence has room for no other list
+        entry = {k: v for k, v in entry.items() if k != "format"}
     if "format" in entry:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
             return entry["format"].format(ours, **ours if isinstance(ours, dict) else {})
@@ -1032,7 +1034,8 @@ def compare(published: dict, results: dict) -> list[dict]:
         else:
             off, verdict = 0.0, NOT_COMPARED
         both = is_number(ours) and is_number(e["value"])
-        digits = f"+.{e['decimals'] + 1}f" if (e["decimals"] or -1) >= 0 else "+.1g"
+        small = (e["decimals"] or -1) >= 0 and e["kind"] != "bound"
+        digits = f"+.{e['decimals'] + 1}f" if small else "+.3g"
         rows.append({"key": e["key"], "section": e["section"], "printed": e["printed"],
                      "ours": shown(e, ours), "verdict": verdict, "miss": off, "why": why,
                      "difference": format(ours - e["value"], digits) if both else ""})
@@ -1052,7 +1055,7 @@ def compare_results(a: dict, b: dict, rtol: float) -> list[dict]:
         both = is_number(x) and is_number(y)
         rows.append({"key": key, "section": "", "printed": repr(x), "ours": repr(y), "miss": 0.0,
                      "verdict": AGREES if close else MISSING if missing else DIFFERS, "why": "",
-                     "difference": f"{y - x:+.1g}" if both else ""})
+                     "difference": f"{y - x:+.3g}" if both else ""})
     return rows
 
 
@@ -1064,7 +1067,7 @@ def print_comparison(rows: list[dict], log: Log, every: bool) -> None:
         f"{sum(count[v] for v in DISAGREE)} disagree, {count[EXPLAINED]} explained")
     for why in sorted({r["why"] for r in rows if r["verdict"] == NOT_COMPARED}):
         log(f"  {sum(r['why'] == why for r in rows)} not compared: {why}")
-    section = None
+    section = ""  # the rows of two results files have none
     for r in rows:
         if r["verdict"] in (*DISAGREE, EXPLAINED) or (
                 every and r["why"] not in (OTHER_MODEL, OTHER_TEXT)):
@@ -1420,9 +1423,10 @@ def whole_number(text: str) -> int:
 
 def tolerance(text: str) -> float:
     """For argparse: a number from 0 up."""
-    if not 0 <= float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return float(text)
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
 
 
 def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:
@@ -1431,7 +1435,8 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
     p.add_argument("--model", default=model, help="TransformerLens name of an attention-only "
                    f"model, mini (bundled), or a model folder (default {model})")
     p.add_argument("--device", default="cpu", help="cpu, cuda, ... (default cpu)")
-    p.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    p.add_argument("--dtype", default="float32", choices=sorted(DTYPES),
+                   help="of all that is computed on the model (default float32)")
     p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
                    "test split; the bundled sample for mini)")
     p.add_argument("--tokens", type=whole_number, help=f"tokens in all (default {n_tokens})")

@@ -13,7 +13,7 @@ time; that two ways to one result agree, is. Prints a Markdown table:
 a. Part 5 after loading (freeze, expand, every section) over one forward pass with its loss, on the
    same tokens.
 b. Removing every virtual head as the article has it, each with a stream of d_model, an unembedding
-   and a softmax of its own, over common.removal_losses. The first is timed on a few removals,
+   and a softmax of its own, over common.unembed. The first is timed on a few removals,
    others in every pair, and scaled to all.
 c. TransformerLens' all_composition_scores for Q, K and V over common.composition_scores.
 d. Eigenvalues, copy scores, diagonal and places of part 4, from W_E W_V and W_O W_U on: with
