@@ -211,10 +211,13 @@ def _fetch(repo: str, file: str, online: bool) -> pathlib.Path:
     try:
         return pathlib.Path(hf_hub_download(repo, file, local_files_only=not online))
     except Exception as e:
-        why = f"the hub did not give it ({_cause(e)})" if online else "the hub does not answer"
         raise UserError(f"{file} of {repo} is not in the Hugging Face cache "
-                        f"{constants.HF_HUB_CACHE} and {why}: connect once, or run python "
-                        f"{pathlib.Path(sys.argv[0]).name} --model mini") from None
+                        f"{constants.HF_HUB_CACHE} and {_not_given(e, online)}: connect once, or "
+                        f"run python {pathlib.Path(sys.argv[0]).name} --model mini") from None
+
+
+def _not_given(e: Exception, online: bool) -> str:
+    return f"the hub did not give it ({_cause(e)})" if online else "the hub does not answer"
 
 
 def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
@@ -341,15 +344,15 @@ def token_text(model: HookedTransformer, token: int) -> str:
 def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
     """The WikiText-2 test split, its rows joined, and the SHA-256 of the rows alone: that of the
     split's known content, WIKITEXT_SHA256, or there is a warning."""
-    hub_answers()
+    online = hub_answers()
     import datasets
 
     try:
         rows = datasets.load_dataset(WIKITEXT[0], WIKITEXT[1], split=WIKITEXT[2])["text"]
         rows = list(rows)
-    except Exception:
+    except Exception as e:
         raise UserError(f"{WIKITEXT[0]} {WIKITEXT[1]} is not in the cache "
-                        f"{datasets.config.HF_DATASETS_CACHE} and the hub does not answer: "
+                        f"{datasets.config.HF_DATASETS_CACHE} and {_not_given(e, online)}: "
                         "connect once, or name a text with --text FILE") from None
     rows_sha256 = sha256("".join(rows))
     if len(rows) != WIKITEXT_ROWS or rows_sha256 != WIKITEXT_SHA256:
@@ -1143,6 +1146,7 @@ def sweep(
     results = {"meta": meta, "sections": {}}
     _recompute(script, analysis, results, {name for name, *_ in script.sections})
     log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR ({meta['model']})")
+    log("  * no other setting of the group does better")
     for affects in script.sweeps:
         group = _sweep_group(script, published, results, analyse, choices, alternatives, affects)
         choices, results = choices | group["winner"], group.pop("results")
@@ -1212,7 +1216,8 @@ def _print_group(group: dict, log: Log) -> None:
                else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
     log(f"    wins: {say(group['winner'])}; cannot be told apart: "
         f"{', '.join(group['not_identifiable']) or 'none'}"
-        + "".join(f"; nothing else to try here: {n}" for n in group["not_tried"]))
+        + "; nothing else to try here: " * bool(group["not_tried"])
+        + ", ".join(group["not_tried"]))
 
 
 # ==================================================================================== Figures
