@@ -1,8 +1,9 @@
 """Kernels and house-keeping shared by the circuits_part*.py scripts.
 
 Top to bottom, as the data goes: loading, the frozen run, path expansion, losses, attention
-scores, composition, report. A kernel takes tensors and gives tensors; it knows nothing of the
-article's sentences, and a script knows nothing of tiles.
+patterns, composition, eigenvalues and copying, comparison, open choices, figures, report. A kernel
+takes tensors and gives tensors; it knows nothing of the article's sentences, and a script knows
+nothing of tiles.
 
 Notation: row vectors, TransformerLens shapes. A head reads x [batch, pos, d_model] as x W_Q,
 x W_K, x W_V (W: [d_model, d_head]) and writes z W_O ([d_head, d_model]). Axes stand in the order
@@ -217,7 +218,9 @@ def _fetch(repo: str, file: str, online: bool) -> pathlib.Path:
 
 
 def _not_given(e: Exception, online: bool) -> str:
-    return f"the hub did not give it ({_cause(e)})" if online else "the hub does not answer"
+    if online:
+        return f"the hub did not give it ({_cause(e)})"
+    return "the hub does not answer, or HF_HUB_OFFLINE is set"
 
 
 def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:

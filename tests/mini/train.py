@@ -1,4 +1,4 @@
-"""Train the bundled models, mini-1l and mini-2l: attention-only transformers on novels.
+"""Train the bundled models, mini-1l and mini-2l: attention-only transformers on books.
 
     python tests/mini/train.py CORPUS --layers 2                  # CORPUS: a folder of .txt files
     python tests/mini/train.py CORPUS --layers 2                  # again: resumes where it stopped
