@@ -1,8 +1,9 @@
 """Kernels and house-keeping shared by the circuits_part*.py scripts.
 
 Top to bottom, as the data goes: loading, the frozen run, path expansion, losses, attention
-scores, composition, report. A kernel takes tensors and gives tensors; it knows nothing of the
-article's sentences, and a script knows nothing of tiles.
+patterns, composition, eigenvalues and copying, comparison, open choices, figures, report. A kernel
+takes tensors and gives tensors; it knows nothing of the article's sentences, and a script knows
+nothing of tiles.
 
 Notation: row vectors, TransformerLens shapes. A head reads x [batch, pos, d_model] as x W_Q,
 x W_K, x W_V (W: [d_model, d_head]) and writes z W_O ([d_head, d_model]). Axes stand in the order
@@ -212,10 +213,15 @@ def _fetch(repo: str, file: str, online: bool) -> pathlib.Path:
     try:
         return pathlib.Path(hf_hub_download(repo, file, local_files_only=not online))
     except Exception as e:
-        why = f"the hub did not give it ({_cause(e)})" if online else "the hub does not answer"
         raise UserError(f"{file} of {repo} is not in the Hugging Face cache "
-                        f"{constants.HF_HUB_CACHE} and {why}: connect once, or run python "
-                        f"{pathlib.Path(sys.argv[0]).name} --model mini") from None
+                        f"{constants.HF_HUB_CACHE} and {_not_given(e, online)}: connect once, or "
+                        f"run python {pathlib.Path(sys.argv[0]).name} --model mini") from None
+
+
+def _not_given(e: Exception, online: bool) -> str:
+    if online:
+        return f"the hub did not give it ({_cause(e)})"
+    return "the hub does not answer, or HF_HUB_OFFLINE is set"
 
 
 def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
@@ -346,15 +352,15 @@ def token_text(model: HookedTransformer, token: int) -> str:
 def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
     """The WikiText-2 test split, its rows joined, and the SHA-256 of the rows alone: that of the
     split's known content, WIKITEXT_SHA256, or there is a warning."""
-    hub_answers()
+    online = hub_answers()
     import datasets
 
     try:
         rows = datasets.load_dataset(WIKITEXT[0], WIKITEXT[1], split=WIKITEXT[2])["text"]
         rows = list(rows)
-    except Exception:
+    except Exception as e:
         raise UserError(f"{WIKITEXT[0]} {WIKITEXT[1]} is not in the cache "
-                        f"{datasets.config.HF_DATASETS_CACHE} and the hub does not answer: "
+                        f"{datasets.config.HF_DATASETS_CACHE} and {_not_given(e, online)}: "
                         "connect once, or name a text with --text FILE") from None
     rows_sha256 = sha256("".join(rows))
     if len(rows) != WIKITEXT_ROWS or rows_sha256 != WIKITEXT_SHA256:
@@ -401,7 +407,7 @@ def load_tokens(
                         f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
     if seq_len < 3 or n_tokens < seq_len:
         raise UserError(f"--tokens {n_tokens} in sequences of {seq_len} makes none: a sequence has "
-                        "3 tokens or more (--seq-len), and --tokens holds at least one")
+                        "3 tokens or more (--seq-len), and --tokens has room for at least one")
     n_rows, per_row = n_tokens // seq_len, seq_len - bos_counted
     if n_rows * seq_len != n_tokens:
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
@@ -410,8 +416,8 @@ def load_tokens(
     ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
     if len(ids) < n_rows * per_row:
         enough = len(ids) // per_row * seq_len
-        raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows} sequences "
-                        f"take {n_rows * per_row:,}: take "
+        raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows:,} "
+                        f"sequences take {n_rows * per_row:,}: take "
                         + (f"--tokens {enough} or " if enough else "") + "a longer text")
     bos = model.tokenizer.bos_token_id
     if bos is None:
@@ -999,6 +1005,8 @@ def shown(entry: dict, ours) -> str:
     decimals = entry["decimals"]
     if ours is None:
         return "-"
+    if isinstance(ours, list) and ours != entry["value"]:  # its sentence has room for no other list
+        entry = {k: v for k, v in entry.items() if k != "format"}
     if "format" in entry:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
             return entry["format"].format(ours, **ours if isinstance(ours, dict) else {})
@@ -1037,7 +1045,8 @@ def compare(published: dict, results: dict) -> list[dict]:
         else:
             off, verdict = 0.0, NOT_COMPARED
         both = is_number(ours) and is_number(e["value"])
-        digits = f"+.{e['decimals'] + 1}f" if (e["decimals"] or -1) >= 0 else "+.1g"
+        small = (e["decimals"] or -1) >= 0 and e["kind"] != "bound"
+        digits = f"+.{e['decimals'] + 1}f" if small else "+.3g"
         rows.append({"key": e["key"], "section": e["section"], "printed": e["printed"],
                      "ours": shown(e, ours), "verdict": verdict, "miss": off, "why": why,
                      "difference": format(ours - e["value"], digits) if both else ""})
@@ -1057,7 +1066,7 @@ def compare_results(a: dict, b: dict, rtol: float) -> list[dict]:
         both = is_number(x) and is_number(y)
         rows.append({"key": key, "section": "", "printed": repr(x), "ours": repr(y), "miss": 0.0,
                      "verdict": AGREES if close else MISSING if missing else DIFFERS, "why": "",
-                     "difference": f"{y - x:+.1g}" if both else ""})
+                     "difference": f"{y - x:+.3g}" if both else ""})
     return rows
 
 
@@ -1069,7 +1078,7 @@ def print_comparison(rows: list[dict], log: Log, every: bool) -> None:
         f"{sum(count[v] for v in DISAGREE)} disagree, {count[EXPLAINED]} explained")
     for why in sorted({r["why"] for r in rows if r["verdict"] == NOT_COMPARED}):
         log(f"  {sum(r['why'] == why for r in rows)} not compared: {why}")
-    section = None
+    section = ""  # the rows of two results files have none
     for r in rows:
         if r["verdict"] in (*DISAGREE, EXPLAINED) or (
                 every and r["why"] not in (OTHER_MODEL, OTHER_TEXT)):
@@ -1145,6 +1154,7 @@ def sweep(
     results = {"meta": meta, "sections": {}}
     _recompute(script, analysis, results, {name for name, *_ in script.sections})
     log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR ({meta['model']})")
+    log("  * no other setting of the group does better")
     for affects in script.sweeps:
         group = _sweep_group(script, published, results, analyse, choices, alternatives, affects)
         choices, results = choices | group["winner"], group.pop("results")
@@ -1214,7 +1224,8 @@ def _print_group(group: dict, log: Log) -> None:
                else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
     log(f"    wins: {say(group['winner'])}; cannot be told apart: "
         f"{', '.join(group['not_identifiable']) or 'none'}"
-        + "".join(f"; nothing else to try here: {n}" for n in group["not_tried"]))
+        + "; nothing else to try here: " * bool(group["not_tried"])
+        + ", ".join(group["not_tried"]))
 
 
 # ==================================================================================== Figures
@@ -1425,9 +1436,10 @@ def whole_number(text: str) -> int:
 
 def tolerance(text: str) -> float:
     """For argparse: a number from 0 up."""
-    if not 0 <= float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return float(text)
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
 
 
 def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:
@@ -1436,7 +1448,8 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
     p.add_argument("--model", default=model, help="TransformerLens name of an attention-only "
                    f"model, mini (bundled), or a model folder (default {model})")
     p.add_argument("--device", default="cpu", help="cpu, cuda, ... (default cpu)")
-    p.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
+    p.add_argument("--dtype", default="float32", choices=sorted(DTYPES),
+                   help="of all that is computed on the model (default float32)")
     p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
                    "test split; the bundled sample for mini)")
     p.add_argument("--tokens", type=whole_number, help=f"tokens in all (default {n_tokens})")

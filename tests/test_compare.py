@@ -194,6 +194,26 @@ def test_two_printings_of_one_value_are_both_held():
     assert verdict(0.9161, value=0.915, decimals=3) == common.DIFFERS
 
 
+@pytest.mark.parametrize("kind, value, decimals, ours, difference", [
+    ("exact", 51, 0, 0, "-51"), ("rounded", 353117, 0, 724.0, "-3.52e+05"),
+    ("bound", 6.8e-14, 15, 3e-13, "+2.32e-13"), ("rounded", 0.75, 2, 0.7, "-0.050"),
+])
+def test_a_difference_is_shown_to_three_digits_or_one_more_than_printed(
+        kind, value, decimals, ours, difference):
+    entry = dict(key="x", section="", printed="", kind=kind, value=value, decimals=decimals)
+    results = {"meta": {"dtype": "float32"}, "sections": {"x": ours}}
+    assert common.compare({"entries": [entry], "explained": {}}, results)[0][
+        "difference"] == difference
+
+
+def test_a_list_that_is_not_the_published_one_is_shown_whole():
+    entry = next(e for e in common.read_published("part4")["entries"]
+                 if e["key"] == "claims.eigen.negative")
+    assert common.shown(entry, entry["value"]) == entry["printed"] == "heads 0.1 and 0.5"
+    for ours in ([], ["0.1"], ["0.1", "0.5", "0.7"]):
+        assert common.shown(entry, ours) == f"[{', '.join(ours)}]"
+
+
 def test_explained_differences(planted):
     published, results = copy.deepcopy(planted["part5"])
     entry = next(e for e in published["entries"] if e["key"] == "term_importance.virtual_median")

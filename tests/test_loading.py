@@ -800,6 +800,17 @@ def test_no_wikitext(folder, tmp_path, monkeypatch, refused):
         assert words in message
 
 
+def test_a_hub_that_answers_is_not_called_silent(monkeypatch):
+    """What else fails, a full disk or a broken download, is named."""
+    def fails(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(common, "hub_answers", lambda: True)
+    monkeypatch.setattr("datasets.load_dataset", fails)
+    with pytest.raises(common.UserError, match="the hub did not give it .no space left."):
+        common.wikitext()
+
+
 # ======================================================================================= Results
 
 

@@ -1,4 +1,4 @@
-"""Train the bundled models, mini-1l and mini-2l: attention-only transformers on novels.
+"""Train the bundled models, mini-1l and mini-2l: attention-only transformers on books.
 
     python tests/mini/train.py CORPUS --layers 2                  # CORPUS: a folder of .txt files
     python tests/mini/train.py CORPUS --layers 2                  # again: resumes where it stopped
@@ -307,7 +307,8 @@ def evaluate(folder: pathlib.Path, n_layers: int, held_out: np.ndarray) -> list[
     model, _ = common.load_model(str(folder), n_layers=n_layers)
     rng = np.random.default_rng(2)
     runs = (common.freeze(model, batch(held_out, rng, 0.0)) for _ in range(32))
-    found = [(common.unembed(r, {"": r.final}).losses[""].mean(), r.patterns[0]) for r in runs]
+    found = [(common.unembed(r, {"model": r.final}).losses["model"].mean(), r.patterns[0])
+             for r in runs]
     loss = torch.stack([x for x, _ in found]).mean().item()
     lines = [f"loss on {32 * BATCH * N_CTX:,} held-out tokens: {loss:.3f} nats"]
     if n_layers == 1:
