@@ -611,8 +611,8 @@ def _print_bug(r: dict, log: common.Log) -> None:
         return
     rounded = lambda d: {w: round(x, 2) for w, x in d.items()}  # noqa: E731
     log(f"  OV column \"{r['source']}\": {rounded(r['ov'])}  (median over all tokens "
-        f"{r['ov_median']:.2f}); top {r['ov_top']}")
-    log(f"  QK column \"{r['source']}\": {rounded(r['qk'])}  (median {r['qk_median']:.2f}); top "
+        f"{r['ov_median']:z.2f}); top {r['ov_top']}")
+    log(f"  QK column \"{r['source']}\": {rounded(r['qk'])}  (median {r['qk_median']:z.2f}); top "
         f"destinations {r['qk_top']}")
     for w in r["no_token"]:
         log(f"    {skipped(w)}")
@@ -771,7 +771,8 @@ def plot_eigenvalues(r: dict, results: dict):
     figure.supxlabel(
         "Distance from the centre: |λ| on a log scale, a factor of 10 from ring to ring, the\n"
         f"largest of the head at the rim, 1/{10**DECADES:,} of it or less at the centre.\n"
-        "Black line: the positive real axis. Blue: positive real part.", fontsize=9)
+        "Black: the positive real axis. Blue: real part above 0, orange: below.",
+        fontsize=9)
     common.headline(figure, results, f"the {len(panels[0][1])} non-zero eigenvalues λ of every OV "
                     "circuit")
     return figure
@@ -920,20 +921,21 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
     w, p, t, k, e = (r[name] for name in ("ralph", "positional", "on_text", "keep", "eigen"))
     form = lambda x, spec: "-" if x is None else format(x, spec)  # noqa: E731
     heads = lambda names: ", ".join(names) or "none"  # noqa: E731
-    log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule)")
+    named = heads([f"0.{h}" for h in RESTS])
+    log(f"== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule, but for {named})")
     log(f"  at work: the other {w['other_heads']} heads add between {form(w['others_min'], '+.2f')}"
         f" and {form(w['others_max'], '+.2f')}; the name stands {form(w['tokens_back'], 'd')} "
         "tokens back")
     log(f"  of \"large\" and \"small\" the row of ' large' has {heads(r['large_raises'] or [])}; "
-        f"its own word in the row of ' Paris': {form(r['paris_raises_itself'], 'd')}")
+        f"its own word in the row of ' Paris': {form(r['paris_raises_itself'], 'd')} times")
     log(f"  {p['n_lean']} heads lean on position; with all weight on the token itself and the one "
         f"before: {heads(p['present_or_previous'])} (itself "
         f"{form(p['same_min'], '.2f')} to {form(p['same_max'], '.2f')})")
     log(f"  on text: leaning heads that put the most one back {heads(t['one_back'])}; heads that "
-        f"do not lean at most {form(t['others_max'], '.3f')}; {heads([f'0.{h}' for h in RESTS])} "
+        f"do not lean at most {form(t['others_max'], '.3f')}; {named} "
         f"at most {t['copying_max']:.3f} on the token itself and the one before")
     log(f"  \"keep\": one ratio minus the other {form(k['ratio_difference'], '.1e')}; lowest word "
-        f"minus median {form(k['lowest_above_median'], '+.2f')}; going minus the other "
+        f"minus median {form(k['lowest_above_median'], '+z.2f')}; going minus the other "
         f"destinations {form(k['going_above_others'], '+.2f')}")
     log(f"  copy score above 0.7: {e['above_0_7']} heads, 0.97 or more: {e['at_least_0_97']}, "
         f"below 0: {heads(e['negative'])} ({e['negative_positional']} of them lean on position); "

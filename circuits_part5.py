@@ -71,8 +71,10 @@ class Analysis:
         zero, one, two = (paths.stream(order) for order in range(3))
         streams = {"zero": zero, "layer 0": zero + paths.bias + paths.heads(0), "one": one,
                    "start": one + start, "two": two}
+        # zero + (one - layer 0): the direct path and the layer-1 heads. one + (two - start): the
+        # virtual heads less those from the start token, unless order two has a bias term besides.
         combined = {"layer 1": ("zero", "one", "layer 0"), "real": ("one", "two", "start")}
-        if self.choices["bias_is_moved"]:  # order two has one more term then
+        if self.choices["bias_is_moved"]:
             combined.pop("real")
             streams = {"real": one + real} | streams
         readouts = {name: self.run.readout(stream) for name, stream in streams.items()}
@@ -238,7 +240,8 @@ def plot_virtual_removed(r: dict, results: dict):
     error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
     common.bars(right, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
                 errors={"": error})
-    right.set(title="All added to the other terms", xlabel="what the layer-0 heads read",
+    right.set(title="Added to direct path and single heads",
+              xlabel="what the layer-0 heads read",
               ylabel=f"fall of the loss (nats per token){_spread(r)}")
     common.headline(figure, results, "what the virtual heads are worth, one by one and together")
     return figure
@@ -317,11 +320,12 @@ def plot_first_published(r: dict, results: dict):
     figure, axes = common.new_figure(13, 7.6, 2, 3, sharex=True, sharey=True)
     _composition_maps(axes[0], r, ", corrected")
     first = r["first_published"]
-    _composition_maps(axes[1], first, ", as first published",
-                      margin(first["baseline"], r["baseline"]))
+    own = margin(first["baseline"], r["baseline"])
+    _composition_maps(axes[1], first, ", as first published", own)
     common.headline(figure, results, "composition scores, corrected and as first published, minus "
                     "their own random baseline; each row has its own colours (framed: by more than "
-                    f"{THRESHOLD}, or as many of the baseline's standard deviations)")
+                    f"{THRESHOLD}; in the lower row {own:.3f}, as many of the baseline's "
+                    "standard deviations)")
     return figure
 
 
@@ -615,7 +619,7 @@ def compute_claims(a: Analysis, results: dict) -> dict:
 
 def print_claims(r: dict, results: dict, log: common.Log) -> None:
     c = r["column"]
-    log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule)")
+    log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule, but for 1.0 to 1.5)")
     log(f"  all terms together: {r['total_drop']:.2f} nats, of them single heads "
         f"{r['single_share']:.0%}; virtual heads {r['virtual_over_paper']:.1f} times the paper's "
         f"{PAPER_FALL[2]}; full sum minus the model {r['full_sum_minus_model']:.1e}")
@@ -682,8 +686,9 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
     c = results["sections"]["composition"]
     number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
+    own = margin(c["first_published"]["baseline"], c["baseline"])
     log("  corrected | as first published; * above the formula's own random baseline by "
-        f"{THRESHOLD}, or as many of its standard deviations")
+        f"{THRESHOLD} | {own:.3f}, as many of its standard deviations")
     for kind in "QKV":
         k = r[kind]
         log(f"  {kind}-composition: rank correlation of the two maps "
@@ -691,7 +696,8 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
         for h2, rows in enumerate(zip(c[kind]["scores"], c["first_published"][kind]["scores"])):
             log(f"    head 1.{h2}: " + " | ".join(
                 " ".join(f"{v:.3f}" + " *"[{"h2": h2, "h1": h1} in k["called"][name]]
-                         for h1, v in enumerate(row)) for row, name in zip(rows, k["called"])))
+                         for h1, v in enumerate(row)) for row, name in zip(rows, k["called"])
+            ).rstrip())
     for kind, what in (("K", "its K term alone taken out changes the pattern by more than"),
                        ("V", "the virtual head removed costs more nats than")):
         k = r[kind]

@@ -446,7 +446,7 @@ def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[i
             try:
                 if os.path.exists(text_file) and not os.path.isfile(text_file):
                     raise UserError(f"--text {text_file} is not a regular file: save it as one")
-                with open(text_file, encoding="utf-8", newline="") as f:
+                with open(text_file, encoding="utf-8-sig", newline="") as f:
                     part = f.read(n_chars)
             except (OSError, UnicodeDecodeError) as e:
                 cause = e.strerror if isinstance(e, OSError) else "it is not UTF-8"

@@ -745,6 +745,14 @@ def test_line_ends_are_kept(trained, tmp_path):
     assert "\r\n" in trained.decode(rows[0])
 
 
+def test_a_byte_order_mark_is_no_text(trained, text, tmp_path):
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + text.read_bytes())
+    (rows, meta), (wanted, _) = (common.load_tokens(reader(trained), "any", str(file), 64)
+                                 for file in (marked, text))
+    assert torch.equal(rows, wanted) and meta["text_sha256"] == common.sha256(marked)
+
+
 def test_same_hashes_every_time(trained, text):
     """The hash of the text does not depend on how much of it is used; that of the ids does."""
     load = lambda n: common.load_tokens(reader(trained), "any", str(text), n)[1]  # noqa: E731
