@@ -1188,13 +1188,7 @@ def _sweep_group(script, published, results, analyse, choices, alternatives, aff
         changed = [affects[n] for n in names if now[n] != one[n]]
         _recompute(script, analysis, results, {"claims"}.union(*changed) if changed else set())
         now = choices | one
-        rows = [r for r in compare(published, results) if r["verdict"] != NOT_COMPARED
-                and r["key"].split(".")[0] in touched]
-        worst = max(rows, key=lambda r: r["miss"], default=None)
-        settings.append({
-            "setting": one, "reproduced": sum(not r["miss"] for r in rows), "of": len(rows),
-            "misses": float(sum(r["miss"] for r in rows)),
-            "largest_miss": worst and {"key": worst["key"], "units": worst["miss"]}})
+        settings.append({"setting": one} | _reproduced(published, results, touched))
         if best is None or _merit(settings[-1]) > _merit(best[0]):
             best = settings[-1], dict(results["sections"])
     equal = [s["setting"] for s in settings if "misses" in s and _merit(s) == _merit(best[0])]
@@ -1205,6 +1199,17 @@ def _sweep_group(script, published, results, analyse, choices, alternatives, aff
             "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1],
             "not_tried": [n for n in names if len(tried[n]) < 2],
             "results": {"meta": results["meta"], "sections": best[1]}}
+
+
+def _reproduced(published: dict, results: dict, touched: set[str]) -> dict:
+    """How many of the published numbers of the touched sections the results have, and the misses,
+    in units of the last printed digit."""
+    rows = [r for r in compare(published, results) if r["verdict"] != NOT_COMPARED
+            and r["key"].split(".")[0] in touched]
+    worst = max(rows, key=lambda r: r["miss"], default=None)
+    return {"reproduced": sum(not r["miss"] for r in rows), "of": len(rows),
+            "misses": float(sum(r["miss"] for r in rows)),
+            "largest_miss": worst and {"key": worst["key"], "units": worst["miss"]}}
 
 
 def _merit(setting: dict) -> tuple:
