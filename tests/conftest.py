@@ -2,12 +2,16 @@
 
 import os
 import pathlib
+import signal
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it at import
 TESTS = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+
+# In a shell's background job Ctrl-C is ignored, and would be by the scripts that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
 
