@@ -811,9 +811,9 @@ def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tenso
     generator = torch.Generator().manual_seed(seed)
     found = []
     for some in _tiles(n, 10):
-        pairs = [torch.randn(4, 1, d_model, d_head, dtype=torch.float64, generator=generator)
+        drawn = [torch.randn(4, 1, d_model, d_head, dtype=torch.float64, generator=generator)
                  for _ in range(n)[some]]
-        V, O_T, read, other = torch.stack(pairs, 1)
+        V, O_T, read, other = torch.stack(drawn, 1)
         found.append([torch.vmap(score)(V, O_T.mT, read, other)[:, 0, 0]
                       for score in (composition_scores, first_published_scores)])
     corrected, published = zip(*found)
