@@ -254,7 +254,7 @@ def compute_composition(a: Analysis, results: dict) -> dict:
     model = a.run.model
     W_Q, W_K, W_V, W_O = (w[1] for w in (model.W_Q, model.W_K, model.W_V, model.W_O))
     baselines = common.random_baseline(model.cfg.d_model, model.cfg.d_head, N_BASELINE, a.seed)
-    out, first = ({"baseline": _baseline(b)} for b in baselines)
+    out, first = ({"baseline": _baseline(b, baselines[0])} for b in baselines)
     for name, read, other in (("Q", W_Q, W_K), ("K", W_K, W_Q), ("V", W_V, W_O.mT)):
         args = (model.W_V[0], model.W_O[0], read, other)
         out[name] = _score_summary(common.composition_scores(*args), out["baseline"])
@@ -266,8 +266,11 @@ def compute_composition(a: Analysis, results: dict) -> dict:
                   "start_token": A0[..., 0].mean((-1, -2)).tolist()}
 
 
-def _baseline(scores: torch.Tensor) -> dict:
-    return {"mean": scores.mean().item(), "sd": scores.std().item(), "n": len(scores)}
+def _baseline(scores: torch.Tensor, corrected: torch.Tensor) -> dict:
+    """Random scores of one form; margin: how far above their mean a score of that form counts. The
+    article's THRESHOLD is the corrected form's; for the other, as many standard deviations."""
+    return {"mean": scores.mean().item(), "sd": scores.std().item(), "n": len(scores),
+            "margin": THRESHOLD * (scores.std() / corrected.std()).item()}
 
 
 def _score_summary(scores: torch.Tensor, baseline: dict) -> dict:
@@ -320,23 +323,15 @@ def plot_first_published(r: dict, results: dict):
     figure, axes = common.new_figure(13, 7.6, 2, 3, sharex=True, sharey=True)
     _composition_maps(axes[0], r, ", corrected")
     first = r["first_published"]
-    own = margin(first["baseline"], r["baseline"])
-    _composition_maps(axes[1], first, ", as first published", own)
+    _composition_maps(axes[1], first, ", as first published")
     common.headline(figure, results, "composition scores, corrected and as first published, minus "
                     "their own random baseline; each row has its own colours (framed: by more than "
-                    f"{THRESHOLD}; in the lower row {own:.3f}, as many of the baseline's "
-                    "standard deviations)")
+                    f"{THRESHOLD}; in the lower row {first['baseline']['margin']:.3f}, as many "
+                    "of the baseline's standard deviations)")
     return figure
 
 
-def margin(baseline: dict, corrected: dict) -> float:
-    """How far above its own random baseline a score of either form counts: the article's THRESHOLD
-    is the corrected form's, whose baseline spreads more; as many standard deviations of its own.
-    """
-    return THRESHOLD * baseline["sd"] / corrected["sd"]
-
-
-def _composition_maps(axes, s: dict, what: str, least: float = THRESHOLD) -> None:
+def _composition_maps(axes, s: dict, what: str) -> None:
     """Q, K and V side by side, each score minus the random baseline."""
     from matplotlib.patches import Rectangle
 
@@ -348,7 +343,7 @@ def _composition_maps(axes, s: dict, what: str, least: float = THRESHOLD) -> Non
         ax.set(title=f"{kind}-composition{what}", xlabel=FROM, ylabel=TO)
         ax.label_outer()
         for h2, h1 in ((i, j) for i, row in enumerate(values) for j, v in enumerate(row)
-                       if v > least):
+                       if v > s["baseline"]["margin"]):
             ax.add_patch(Rectangle((h1 - 0.5, h2 - 0.5), 1, 1, fill=False, linewidth=2,
                                    zorder=3))
 
@@ -656,7 +651,7 @@ def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None
 def compute_correction(a: Analysis, results: dict) -> dict:
     """What the correction of the composition score changes, and what the causal tests say.
 
-    A pair is called where its score is above the baseline of its own formula by margin(). The
+    A pair is called where its score is above the baseline of its own formula by its margin. The
     causal test of K-composition takes the K term of one layer-0 head out of a layer-1 head's
     scores; that of V-composition removes the virtual head. For Q there is none here.
     """
@@ -669,8 +664,8 @@ def compute_correction(a: Analysis, results: dict) -> dict:
                                  for h1, v in enumerate(row) if v > least]
     for kind in "QKV":
         maps = {name: form[kind]["scores"] for name, form in forms.items()}
-        called = {name: above(maps[name], form["baseline"]["mean"] + margin(
-            form["baseline"], corrected["baseline"])) for name, form in forms.items()}
+        called = {name: above(maps[name], form["baseline"]["mean"] + form["baseline"]["margin"])
+                  for name, form in forms.items()}
         found[kind] = {"rank_correlation": rank_correlation(*maps.values()), "called": called}
         if kind in tests:
             changes, least = tests[kind]
@@ -686,9 +681,9 @@ def print_correction(r: dict, results: dict, log: common.Log) -> None:
     c = results["sections"]["composition"]
     number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
-    own = margin(c["first_published"]["baseline"], c["baseline"])
     log("  corrected | as first published; * above the formula's own random baseline by "
-        f"{THRESHOLD} | {own:.3f}, as many of its standard deviations")
+        f"{THRESHOLD} | {c['first_published']['baseline']['margin']:.3f}, as many of its standard "
+        "deviations")
     for kind in "QKV":
         k = r[kind]
         log(f"  {kind}-composition: rank correlation of the two maps "

@@ -328,10 +328,13 @@ def composition(w: dict, runs: list, draws: list) -> dict:
         drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
         form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn),
                              "n": len(drawn)}}
+        corrected = forms[0] if forms else form
+        margin = 0.05 * form["baseline"]["sd"] / corrected["baseline"]["sd"]
         for kind, factors in layer_1.items():
             scores = [[score(w["W_V"][0][h1], w["W_O"][0][h1], *factors[h2]) for h1 in heads]
                       for h2 in heads]
             form[kind] = score_summary(scores, **form["baseline"])
+        form["baseline"] |= {"margin": margin}
         forms.append(form)
     return forms[0] | {"first_published": forms[1],
                        "prev_token": [mean_at_distance(runs, h, 1) for h in heads],

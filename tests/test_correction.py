@@ -44,7 +44,7 @@ def sections(seed: int) -> dict:
     """Composition maps of 3 layer-1 and 2 layer-0 heads, and the causal tests' changes."""
     r = random.Random(seed)
     a_map = lambda high: [[r.uniform(0, high) for _ in range(2)] for _ in range(3)]  # noqa: E731
-    form = lambda base: {"baseline": {"mean": base, "sd": base / 10}} | {  # noqa: E731
+    form = lambda base: {"baseline": {"mean": base, "margin": base * 5 / 6}} | {  # noqa: E731
         kind: {"scores": a_map(0.2)} for kind in "QKV"}
     return {"composition": form(0.06) | {"first_published": form(0.03)},
             "attention_groups": {"tv_without_K_of_head": a_map(0.2)},

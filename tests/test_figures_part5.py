@@ -55,9 +55,9 @@ def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") 
             "start_delta": -0.9, "start_delta_se": error(), "real_delta": 0.07,
             "real_delta_se": error()},
         "composition": {kind: scores() for kind in "QKV"} | {
-            "baseline": {"mean": 0.0442, "sd": 0.001},
+            "baseline": {"mean": 0.0442, "margin": 0.05},
             "first_published": {kind: scores() for kind in "QKV"} | {
-                "baseline": {"mean": 0.0156, "sd": 0.0005}}},
+                "baseline": {"mean": 0.0156, "margin": 0.025}}},
         "attention_groups": {
             "tv": {k: r.uniform(0, 1, n_heads).tolist() for k in ("without_K", "without_Q")},
             "tv_without_K_of_head": r.uniform(0, 1, (n_heads, n_heads)).tolist()},
@@ -212,7 +212,7 @@ def test_composition_as_first_published_has_its_own_baseline():
     s = random_results(8)["sections"]["composition"]
     axes = figure_of("part5_first_published", random_results(8)).axes
     of_composition(axes[:3], s)
-    of_composition(axes[3:6], s["first_published"], 0.025)  # as many standard deviations
+    of_composition(axes[3:6], s["first_published"], 0.025)
     assert [a.get_ylabel()[-6:] for a in axes[6:]] == ["0.0442", "0.0156"]
     assert all("corrected" in a.get_title() for a in axes[:3])
     assert all("first published" in a.get_title() for a in axes[3:6])

@@ -180,14 +180,6 @@ def test_what_the_one_layer_model_is_there_for(mini):
     assert len(ratios) == 2 and all(r is not None for r in ratios)
 
 
-def test_what_the_training_script_calls_is_there():
-    """It calls the kernels only after hours of training, so no test runs it."""
-    text = (common.MINI / "train.py").read_text(encoding="utf-8")
-    called = re.findall(r"\b(common|circuits_part5)\.(\w+)\(", text)
-    assert len(called) > 5
-    assert not [name for module, name in called if not hasattr(globals()[module], name)]
-
-
 @pytest.mark.parametrize("folder", ["mini-1l", "mini-2l"])
 def test_the_bundle_is_small_and_says_what_made_it(folder):
     path = common.MINI / folder

@@ -988,7 +988,7 @@ def test_the_log_has_the_articles_lines(section):
 
 PAIR = {"h2": None, "h1": None}
 KIND = dict.fromkeys(("scores", "max", "mean", "n_above", "mean_by_h1")) | {"max_pair": PAIR}
-BASELINE = dict.fromkeys(("mean", "sd", "n"))
+BASELINE = dict.fromkeys(("mean", "sd", "n", "margin"))
 VIRTUAL = PAIR | dict.fromkeys(("pattern", "row_sum_error", "future_max", "v_composition",
                                 "loss_increase", "map", "map_tokens"))
 LAYER = dict.fromkeys(("vs_direct", "given_other"))
