@@ -885,7 +885,7 @@ def circuit_diagonal(
 @torch.no_grad()
 def self_rank(
     A: Float[Tensor, "head n d_head"], B: Float[Tensor, "head d_head n"],
-    sources: Int[Tensor, " source"], block: int = 1024,
+    sources: Int[Tensor, " source"], block: int = 256,
 ) -> Int[Tensor, "head source"]:
     """The place of each source token among all n out tokens of its row, 1 for the most raised.
 
@@ -898,7 +898,7 @@ def self_rank(
     for a, b, rank in progress([*zip(A, B.double(), ranks)], "places of tokens"):
         x = a[ids].double()
         own = (x * b[:, ids].T).sum(1) - TIE * b.norm(dim=0).max() * x.norm(dim=1)
-        for columns in _tiles(b.shape[1], COLUMNS):
+        for columns in _tiles(b.shape[1], 4 * COLUMNS):
             for rows in _tiles(len(x), block):  # the token itself is one of those it counts
                 rank[rows] += (x[rows] @ b[:, columns]).ge_(own[rows, None]).sum(1).long()
     return ranks.cpu()

@@ -487,7 +487,7 @@ def test_real_and_complex_are_told_apart_by_the_threshold():
 
 @pytest.mark.parametrize("block", [1, 2, 7, 29, 100])
 def test_rank_does_not_depend_on_the_block(block, monkeypatch):
-    monkeypatch.setattr(common, "COLUMNS", 3)  # 29 out tokens, the last tile ragged
+    monkeypatch.setattr(common, "COLUMNS", 3)  # 29 out tokens in tiles of 12
     A, B = factors()
     sources = torch.tensor([0, 28, 3, 3, 17, 5, 11])
     ranks = common.self_rank(A, B, sources, block)
