@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 import sys
 
-import common
-
-# isort: split
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from circuits_part5_toy import plain, tensor, vector
+import common
+from figures import charts
+from figures import part4 as pictures
+from results import report, runner
 
 KEEP = dict(entries={"mind": 2, "bay": 6}, weights={"in": 0.5, "at": 0.8})  # (section 1)
 MATRICES = {  # M of a head on two tokens, and vectors to try (section 2)
@@ -33,11 +33,8 @@ MATRICES = {  # M of a head on two tokens, and vectors to try (section 2)
     "pathological": (((-1, 6), (-1, 4)), ((2, 1), (3, 1))),
     "negative": (((-2, -1), (-1, -2)), ()),  # ours: the first with all its signs turned
 }
-NAMES = {"copy": "a copying head", "swap": "a swapping head", "rotation": "a rotating head",
-         "pathological": "a pathological one", "negative": "the first, negative"}
 P, Q = (1, 2, 0), (1, 1, 1)  # a column and a row (section 3)
 PUSH = dict(entry=4, weights=(0.5, 0.1))  # (section 4)
-
 # A one-layer model of four dimensions, tokens a, b, c, no positions and one head (section 5).
 # The tokens stand at right angles to each other and to (1, 1, 1, 1); LayerNorm leaves them alone.
 TOKENS = ((1, 1, -1, -1), (1, -1, 1, -1), (1, -1, -1, 1))
@@ -56,7 +53,7 @@ def head_pushes(weights, entries) -> Float[Tensor, "destination out"]:
 
     push[b, c] = A[b, source] M[c, source] ("Skip-trigrams"); the source's value is one number, 1.
     """
-    A, M, one = tensor(weights)[None, None, :, None], tensor(entries), tensor([[[1]]])
+    A, M, one = common.tensor(weights)[None, None, :, None], common.tensor(entries), common.tensor([[[1]]])
     return common.write(common.attend(A, one, one), M[None, None])[0]
 
 
@@ -72,32 +69,12 @@ def compute_keep() -> dict:
             "ratio": dict(zip(weights, tidy(pushes[:, 1] / pushes[:, 0])))}
 
 
-def print_keep(r: dict, log: common.Log) -> None:
+def print_keep(r: dict, log: report.Log) -> None:
     log("== 1. THE FACTORED FORM: ONE HEAD READS \"keep\" (weight x entry of the OV column)")
     for b, weight in r["weights"].items():
         terms = ", ".join(f"{c} {weight:g} x {entry:g} = {r['pushes'][b][c]:.1f}"
                           for c, entry in r["entries"].items())
         log(f"  after \"{b}\": {terms}; ratio bay/mind {r['ratio'][b]:g}")
-
-
-def plot_keep(r: dict, results: dict):
-    """What the text needs, and what one head gives."""
-    (low, high), (one, two) = (sorted(r[k], key=r[k].get) for k in ("weights", "entries"))
-    figure, (needs, gives) = common.new_figure(9, 3.8, 1, 2)
-    common.bars(needs, [f"after '{b}'" for b in (low, high)], {one: [1, 0.2], two: [0.2, 1]}, None)
-    for bars, labels in zip(needs.containers, (("high", "low"), ("low", "high"))):
-        needs.bar_label(bars, labels, padding=2, fontsize=8)
-    needs.set(ylabel="push", yticks=[])
-    needs.set_title("what the text needs", loc="left")
-    needs.get_legend().remove()
-    groups = [f"after '{b}'\nweight {r['weights'][b]:g} on 'keep'\n{two} / {one} = "
-              f"{r['ratio'][b]:g}" for b in (low, high)]
-    common.bars(gives, groups, {c: [r["pushes"][b][c] for b in (low, high)] for c in (one, two)},
-                "{:+.1f}")
-    gives.set_ylabel("push (logits)")
-    gives.set_title("what one head gives", loc="left")
-    figure.suptitle("by hand: one head reads 'keep', and has one ratio after every destination")
-    return figure
 
 
 # ------------------------------------------------------------------ 2. eigenvalues
@@ -122,65 +99,34 @@ def describe(M: Float[Tensor, "2 2"], vectors) -> dict:
             "diagonal": tidy(common.circuit_diagonal(A, B)), "trace": tidy(trace),
             "self_rank": common.self_rank(A[None], B[None], torch.arange(2))[0].tolist(),
             "angle": angle(M), "condition": tidy(common.eigenvector_condition(A, B)),
-            "vectors": [{"v": list(v), "Mv": tidy(M @ tensor(v)),
-                         "factor": tidy(tensor(v) @ M @ tensor(v) / tensor(v).square().sum())}
+            "vectors": [{"v": list(v), "Mv": tidy(M @ common.tensor(v)),
+                         "factor": tidy(common.tensor(v) @ M @ common.tensor(v) / common.tensor(v).square().sum())}
                         for v in vectors]}
 
 
 def compute_matrices() -> dict:
     """("Detecting copying with eigenvalues" to "Other ways to measure copying".)"""
-    return {name: describe(tensor(M), vectors) for name, (M, vectors) in MATRICES.items()}
+    return {name: describe(common.tensor(M), vectors) for name, (M, vectors) in MATRICES.items()}
 
 
-def number(value: list[float]) -> str:
-    """A complex number [real, imaginary]."""
-    real, imaginary = value
-    part = {0: "", 1: "+i", -1: "-i"}.get(imaginary, f"{imaginary:+g}i")
-    return (f"{real:g}" if real or not part else "") + part
-
-
-def print_matrices(r: dict, log: common.Log) -> None:
+def print_matrices(r: dict, log: report.Log) -> None:
     log("== 2. EIGENVALUES OF FIVE HEADS ON TWO TOKENS (rows: out tokens; columns: tokens read)")
     log(f"  {'':<20}{'rows of M':<18}{'eigenvalues':<13}{'copy score':>10}   diagonal    sums")
     for name, m in r.items():
-        values = ", ".join(number(v) for v in m["eigenvalues"])
-        log(f"  {NAMES[name]:<20}{plain(m['M']):<18}{values:<13}{m['copy_score']:>10g}   "
-            f"{vector(m['diagonal']):<10}{m['trace']:>3g} ={m['sum']:>3g}")
+        values = ", ".join(charts.number(v) for v in m["eigenvalues"])
+        log(f"  {pictures.NAMES[name]:<20}{charts.plain(m['M']):<18}{values:<13}{m['copy_score']:>10g}   "
+            f"{charts.vector(m['diagonal']):<10}{m['trace']:>3g} ={m['sum']:>3g}")
     log("  sums: of the diagonal (the trace) = of the eigenvalues")
     for name, m in r.items():
         for t in m["vectors"]:
-            log(f"  {NAMES[name]}: M {vector(t['v'])} = {vector(t['Mv'])} = {t['factor']:g} "
-                f"{vector(t['v'])}")
+            log(f"  {pictures.NAMES[name]}: M {charts.vector(t['v'])} = {charts.vector(t['Mv'])} = {t['factor']:g} "
+                f"{charts.vector(t['v'])}")
     log(f"  {'':<20}angle of the eigenvectors   their condition   token 1, 2 read: its own place")
     for name, m in r.items():
-        log(f"  {NAMES[name]:<20}{m['angle']:>17.1f} degrees{m['condition']:>18.1f}   "
+        log(f"  {pictures.NAMES[name]:<20}{m['angle']:>17.1f} degrees{m['condition']:>18.1f}   "
             f"{m['self_rank'][0]:>14}, {m['self_rank'][1]}")
-    log(f"  the pathological one, reading token 1: logits {vector(r['pathological']['columns'][0])}"
+    log(f"  the pathological one, reading token 1: logits {charts.vector(r['pathological']['columns'][0])}"
         ", so token 1 lowers itself")
-
-
-def plot_matrices(r: dict, results: dict):
-    """What each head of the article does to the two logits, and its eigenvectors."""
-    figure, axes = common.new_figure(10, 3.7, 1, 4)
-    for ax, name in zip(axes, ("copy", "swap", "rotation", "pathological")):
-        m = r[name]
-        for t in m["vectors"]:
-            ax.axline((0, 0), t["v"], color="0.6", linestyle="--", linewidth=1, label="eigenvector")
-        for i, (x, y) in enumerate(m["columns"]):
-            ax.annotate("", (x, y), (0, 0), arrowprops={
-                "color": common.COLOURS[i], "width": 2, "headwidth": 8, "headlength": 8})
-            ax.plot(x, y, color=common.COLOURS[i], label=f"reading token {i + 1}")
-        limit = 1.25 * max(map(abs, sum(m["columns"], [])))
-        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal",
-               xlabel="logit of token 1", ylabel="logit of token 2")
-        ax.locator_params(nbins=5, integer=True)
-        values = ", ".join(number(v) for v in m["eigenvalues"])
-        angle = f"eigenvectors {m['angle']:.1f}° apart" if m["vectors"] else "no real eigenvector"
-        ax.set_title(f"{NAMES[name]}: score {m['copy_score']:g}\neigenvalues {values}\n{angle}\n"
-                     f"token 1 read: logits {vector(m['columns'][0])}", fontsize=9)
-    figure.legend(handles=axes[0].lines[1:], loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle("by hand: what reading a token does to two logits, and the eigenvectors")
-    return figure
 
 
 # ------------------------------------------------------------------ 3. AB and BA
@@ -188,7 +134,7 @@ def plot_matrices(r: dict, results: dict):
 
 def compute_products() -> dict:
     """("A trick to get the eigenvalues".) The large side P Q against the small side Q P."""
-    p, q = tensor(P)[:, None], tensor(Q)[None]
+    p, q = common.tensor(P)[:, None], common.tensor(Q)[None]
     products = {"PQ": p @ q, "QP": q @ p}
     small, trace = common.circuit_eigenvalues(q.mT, p.mT)
     values = {"PQ": torch.linalg.eigvals(p @ q), "QP": small}
@@ -199,12 +145,12 @@ def compute_products() -> dict:
             "norm": {k: tidy(m.norm()) for k, m in products.items()}}
 
 
-def print_products(r: dict, log: common.Log) -> None:
+def print_products(r: dict, log: report.Log) -> None:
     log("== 3. AB VERSUS BA: THE SAME NON-ZERO EIGENVALUES AND TRACE, NOT THE SAME NORM")
-    log(f"  P = {vector(r['P'])} as a column, Q = {vector(r['Q'])} as a row")
+    log(f"  P = {charts.vector(r['P'])} as a column, Q = {charts.vector(r['Q'])} as a row")
     for k, label in (("PQ", "P Q"), ("QP", "Q P")):
         n = len(r["rows"][k])
-        log(f"  {label}, {n} x {n}, rows {plain(r['rows'][k])}")
+        log(f"  {label}, {n} x {n}, rows {charts.plain(r['rows'][k])}")
         log(f"    eigenvalues {', '.join(f'{v:g}' for v in r['eigenvalues'][k])}; trace "
             f"{r['trace'][k]:g}; norm {r['norm'][k]:.3f}")
 
@@ -218,7 +164,7 @@ def compute_push() -> dict:
                    "pushes": tidy(head_pushes(PUSH["weights"], [PUSH["entry"]])[:, 0])}
 
 
-def print_push(r: dict, log: common.Log) -> None:
+def print_push(r: dict, log: report.Log) -> None:
     log("== 4. A PUSH IS THE WEIGHT TIMES THE OV ENTRY")
     log("  " + "; ".join(f"{weight:g} x {r['entry']:g} = {push:g}"
                          for weight, push in zip(r["weights"], r["pushes"])))
@@ -229,7 +175,7 @@ def print_push(r: dict, log: common.Log) -> None:
 
 def toy_model() -> dict[str, Tensor]:
     """The head reads a, writes 2 a + 4 c, and b looks back at a with the score log 3."""
-    E = tensor(TOKENS)
+    E = common.tensor(TOKENS)
     a, b, c = E[:, :, None] / 4  # reading a token: 1 on itself, 0 on the others
     return {"E": E, "Q": b * math.log(3), "K": a, "V": a, "O": (8 * a + 16 * c).mT, "U": E.mT / 4}
 
@@ -261,25 +207,25 @@ def compute_stream_rotation() -> dict:
     LayerNorm centres, so only a rotation that keeps the direction (1, 1, 1, 1) changes nothing;
     tables and eigenvalues, which leave LayerNorm out, stay the same under any other too.
     """
-    model, R, other = toy_model(), tensor(TURN_AB) / 5, tensor(TURN_ONES) / 5
+    model, R, other = toy_model(), common.tensor(TURN_AB) / 5, common.tensor(TURN_ONES) / 5
     found = {"before": measures(model), "after": measures(turned(model, R)),
              "embedding_only": measures(turned(model, R, "E")),
              "ones_moved": measures(turned(model, other))}
-    changes = [(tensor(v) - tensor(found["after"][k])).abs().max()
+    changes = [(common.tensor(v) - common.tensor(found["after"][k])).abs().max()
                for k, v in found["before"].items()]
     return {"R": tidy(R), "max_change": tidy(torch.stack(changes).max()), **found}
 
 
-def print_stream_rotation(r: dict, log: common.Log) -> None:
+def print_stream_rotation(r: dict, log: report.Log) -> None:
     log("== 5. A ROTATED STREAM: NO TABLE ENTRY, EIGENVALUE, PATTERN OR LOGIT CHANGES")
-    log(f"  tokens a, b, c {plain(TOKENS)}; the text is: a b")
+    log(f"  tokens a, b, c {charts.plain(TOKENS)}; the text is: a b")
     five = [[round(5 * v, 3) for v in x] for x in r["R"]]
-    log(f"  rows of the rotation, times 5: {plain(five)}")
+    log(f"  rows of the rotation, times 5: {charts.plain(five)}")
     for name, label in (("before", "as it was"), ("after", "all rotated"),
                         ("embedding_only", "only the embedding rotated"),
                         ("ones_moved", "all rotated, and (1, 1, 1, 1) moved")):
         m = r[name]
-        short = lambda rows: plain([[round(v, 3) + 0.0 for v in x] for x in rows])  # noqa: E731
+        short = lambda rows: charts.plain([[round(v, 3) + 0.0 for v in x] for x in rows])  # noqa: E731
         log(f"  {label}: eigenvalue {m['eigenvalue']:g}")
         log(f"    OV {short(m['OV'])}; QK {short(m['QK'])}")
         log(f"    pattern {short(m['pattern'])}; logits {short(m['logits'])}")
@@ -293,12 +239,10 @@ def compute_sizes() -> dict:
     return {"d_vocab": 50_000, "entries_per_circuit": 50_000**2}
 
 
-def print_sizes(r: dict, log: common.Log) -> None:
+def print_sizes(r: dict, log: report.Log) -> None:
     log("== 6. HOW BIG AN EXPANDED CIRCUIT IS")
     log(f"  {r['d_vocab']:,} x {r['d_vocab']:,} tokens: {r['entries_per_circuit'] / 1e9:g} billion "
         "entries")
-
-
 SECTIONS = [
     ("keep", compute_keep, print_keep),
     ("matrices", compute_matrices, print_matrices),
@@ -307,17 +251,10 @@ SECTIONS = [
     ("stream_rotation", compute_stream_rotation, print_stream_rotation),
     ("sizes", compute_sizes, print_sizes),
 ]
-
-FIGURES = [  # file name, section, plot
-    ("part4_toy_keep", "keep", plot_keep),
-    ("part4_toy_matrices", "matrices", plot_matrices),
-]
-SCRIPT = common.Script("circuits_part4_toy.py", SECTIONS, FIGURES)
+SCRIPT = report.Script("circuits_part4_toy.py", SECTIONS, pictures.TOY_FIGURES)
 
 
 def main(argv: list[str] | None = None) -> dict:
-    return common.run_toy(SCRIPT, __doc__, argv)
-
-
+    return runner.run_toy(SCRIPT, __doc__, argv)
 if __name__ == "__main__":
-    sys.exit(common.run_script(main))
+    sys.exit(runner.run_script(main))

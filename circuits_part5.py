@@ -18,12 +18,12 @@ import math
 import sys
 from dataclasses import dataclass
 
-import common
-from common import cen, pairs, token_text
-
-# isort: split
 import torch
-from jaxtyping import Float
+
+import common
+from common import pairs, token_text
+from figures import part5 as pictures
+from results import report, runner, sweep
 
 PUBLISHED_MODEL = "attn-only-2l"
 N_TOKENS = 3072  # of the text, BOS counted
@@ -33,7 +33,6 @@ PAPER_FALL = (1.8, 5.2, 0.3)  # nats; what each order gives in the paper's own m
 N_BASELINE = 200  # pairs of random matrices (section 4)
 N_MAP = 24  # positions of a virtual head's pattern that are kept to be drawn (section 6)
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
-
 # What the article leaves open; the first value is ours (--sweep tries the others).
 OPEN = {
     "seq_len": [256, 128, 512, 1024],  # tokens of a sequence
@@ -77,8 +76,8 @@ class Analysis:
         if self.choices["bias_is_moved"]:
             combined.pop("real")
             streams = {"real": one + real} | streams
-        readouts = {name: self.run.readout(stream) for name, stream in streams.items()}
-        return common.unembed(self.run, {"model": self.run.final} | readouts, combined,
+        normed = {name: self.run.final_norm(stream) for name, stream in streams.items()}
+        return common.unembed(self.run, {"model": self.run.final} | normed, combined,
                               paths.z_virtual)
 
 
@@ -90,15 +89,6 @@ def mean_se(x: torch.Tensor) -> tuple:
     n = x.shape[-1]
     se = (x.std(-1) / math.sqrt(n)).tolist() if n > 1 else None
     return x.mean(-1).tolist(), se
-
-
-# What the figures share.
-FROM, TO = "layer-0 head that is read", "layer-1 head that reads"
-
-
-def head_names(layer: int, values: list) -> list[str]:
-    """The names of a layer's heads, as many as there are values."""
-    return [f"{layer}.{h}" for h in range(len(values))]
 
 
 # ------------------------------------------------------------------ 1. the model
@@ -114,7 +104,7 @@ def compute_model(a: Analysis, results: dict) -> dict:
             "seq_len": a.meta["seq_len"]}
 
 
-def print_model(r: dict, results: dict, log: common.Log) -> None:
+def print_model(r: dict, results: dict, log: report.Log) -> None:
     log(f"== 1. THE MODEL AND THE NUMBER OF TERMS ({results['meta']['model']})")
     log(f"  {r['n_layers']} layers of {r['n_heads']} heads; d_head / d_model = {r['d_head']} / "
         f"{r['d_model']} = {r['ratio']:.3f}; {r['n_tokens']:,} tokens ({r['n_sequences']} x "
@@ -136,7 +126,7 @@ def compute_path_expansion(a: Analysis, results: dict) -> dict:
             "logits_min": logits.min, "logits_max": logits.max}
 
 
-def print_path_expansion(r: dict, results: dict, log: common.Log) -> None:
+def print_path_expansion(r: dict, results: dict, log: report.Log) -> None:
     m = results["sections"]["model"]
     log("== 2. PATH EXPANSION OF THE LOGITS ON REAL TEXT (patterns and layer-norm scales frozen)")
     log("  stream before layer 1 rebuilt from the terms: max |diff| = "
@@ -187,7 +177,7 @@ def compute_term_importance(a: Analysis, results: dict) -> dict:
     }
 
 
-def print_term_importance(r: dict, results: dict, log: common.Log) -> None:
+def print_term_importance(r: dict, results: dict, log: report.Log) -> None:
     m, loss = results["sections"]["model"], r["loss_by_order"]
     log("== 3. TERM IMPORTANCE: LOSS WHEN ONLY SOME TERMS ARE KEPT (nats per token, lower is "
         "better)")
@@ -211,40 +201,6 @@ def print_term_importance(r: dict, results: dict, log: common.Log) -> None:
         d = r[f"layer{layer}"]
         log(f"    layer-{layer} heads: {d['vs_direct']:+.2f} vs direct path only, "
             f"{d['given_other']:+.2f} vs direct path + layer-{other} heads")
-
-
-def plot_term_importance(r: dict, results: dict):
-    m = results["sections"]["model"]
-    figure, ax = common.new_figure(7, 4.4)
-    common.bars(ax, ["direct path\n(from a uniform guess)",
-                     f"single heads\n({m['n_single']} here, 24 in the paper's)",
-                     f"virtual heads\n({m['n_virtual']} here, 144 in the paper's)"],
-                {"the paper's model": PAPER_FALL, "this model": [-x for x in r["marginal"]]},
-                ("{:.1f}", "{:z.2f}"), {"this model": r["marginal_se"]})
-    ax.set_ylabel(f"fall of the loss (nats per token){_spread(r)}")
-    common.headline(figure, results, "how much each order of terms lowers the loss")
-    return figure
-
-
-def _spread(r: dict) -> str:
-    return f"\n± standard error, {r['n_sequences']} sequences" if r["marginal_se"] else ""
-
-
-def plot_virtual_removed(r: dict, results: dict):
-    figure, (left, right) = common.new_figure(12, 4.8, 1, 2, width_ratios=(1.7, 1))
-    cost = r["virtual_removed"]
-    common.heat_maps([left], [cost], head_names(1, cost), head_names(0, cost),
-                     "rise of the loss (nats per token)", 3, diverging=True)
-    left.set(title="One virtual head removed from the model", xlabel=FROM, ylabel=TO)
-    fall = [-r["marginal"][2], -r["start_delta"], -r["real_delta"]]
-    error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
-    common.bars(right, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
-                errors={"": error})
-    right.set(title="Added to direct path and single heads",
-              xlabel="what the layer-0 heads read",
-              ylabel=f"fall of the loss (nats per token){_spread(r)}")
-    common.headline(figure, results, "what the virtual heads are worth, one by one and together")
-    return figure
 
 
 # ------------------------------------------------------------------ 4. composition
@@ -283,7 +239,7 @@ def _score_summary(scores: torch.Tensor, baseline: dict) -> dict:
             "z": ((scores - baseline["mean"]) / baseline["sd"]).tolist()}
 
 
-def print_composition(r: dict, results: dict, log: common.Log) -> None:
+def print_composition(r: dict, results: dict, log: report.Log) -> None:
     m, first = results["sections"]["model"], r["first_published"]
     log("== 4. COMPOSITION SCORES  ||W_A W_B||_F / (||W_A||_F ||W_B||_F)  (paper shapes, layer-0 "
         "head h1 -> layer-1 head h2)")
@@ -311,107 +267,27 @@ def _score_line(s: dict, m: dict) -> str:
             f"above baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
 
 
-def plot_composition(r: dict, results: dict):
-    figure, axes = common.new_figure(13, 4.4, 1, 3, sharey=True)
-    _composition_maps(axes, r, "")
-    common.headline(figure, results, "composition scores minus the random baseline (framed: by "
-                    f"more than {THRESHOLD})")
-    return figure
-
-
-def plot_first_published(r: dict, results: dict):
-    figure, axes = common.new_figure(13, 7.6, 2, 3, sharex=True, sharey=True)
-    _composition_maps(axes[0], r, ", corrected")
-    first = r["first_published"]
-    _composition_maps(axes[1], first, ", as first published")
-    common.headline(figure, results, "composition scores, corrected and as first published, minus "
-                    "their own random baseline; each row has its own colours (framed: by more than "
-                    f"{THRESHOLD}; in the lower row {first['baseline']['margin']:.3f}, as many "
-                    "of the baseline's standard deviations)")
-    return figure
-
-
-def _composition_maps(axes, s: dict, what: str) -> None:
-    """Q, K and V side by side, each score minus the random baseline."""
-    from matplotlib.patches import Rectangle
-
-    baseline, scores = s["baseline"]["mean"], [s[kind]["scores"] for kind in "QKV"]
-    maps = [[[v - baseline for v in row] for row in of_kind] for of_kind in scores]
-    common.heat_maps(axes, maps, head_names(1, scores[0]), head_names(0, scores[0]),
-                     f"score \N{MINUS SIGN} its baseline, {baseline:.4f}", 3, diverging=True)
-    for ax, kind, values in zip(axes, "QKV", maps):
-        ax.set(title=f"{kind}-composition{what}", xlabel=FROM, ylabel=TO)
-        ax.label_outer()
-        for h2, h1 in ((i, j) for i, row in enumerate(values) for j, v in enumerate(row)
-                       if v > s["baseline"]["margin"]):
-            ax.add_patch(Rectangle((h1 - 0.5, h2 - 0.5), 1, 1, fill=False, linewidth=2,
-                                   zorder=3))
-
-
-# ------------------------------------------------------------------ 5. attention scores
-
-
-@dataclass(frozen=True)
-class ScoreGroups:
-    """Scores of one layer-1 head, unmasked, by what layer 0 prepared: [batch, query, key] each."""
-
-    none: torch.Tensor
-    Q: torch.Tensor
-    K: torch.Tensor
-    QK: torch.Tensor
-    K_of_head: Float[torch.Tensor, "h1 batch query key"]  # K, one layer-0 head's moved key alone
-
-    def total(self) -> torch.Tensor:
-        """The head's scores; above the diagonal they are what the mask then hides."""
-        return self.none + self.Q + self.K + self.QK
-
-
-@torch.no_grad()
-def score_groups(
-    run: common.FrozenRun, paths: common.Paths, h2: int, bias_is_moved: bool = False
-) -> ScoreGroups:
-    """Split the scores of layer-1 head h2 by path ("The attention scores as a sum of paths").
-
-    s_ij = (d_i + m_i) W_QK (d_j + m_j) / sqrt(d_head), query and key each split into the direct
-    part d = cen(x0 + b_O(0)) / s1 (with b_Q or b_K) and the moved part m = cen(sum_h1 o0[h1]) / s1:
-    none (d, d), Q (m, d), K (d, m), QK (m, m). Exact up to rounding.
-    """
-    m, s1, b0 = run.model, run.scales[1], run.b_O[0]
-    W_Q, W_K = m.W_Q[1, h2], m.W_K[1, h2]
-    read = cen(run.x0 if bias_is_moved else run.x0 + b0) / s1
-    moved = paths.z_single[0] / s1  # [h1, batch, pos, d_head]; moved @ cen(W_O) is cen(o0) / s1
-    W_O = cen(m.W_O[0])[:, None]
-    q_moved, k_moved = moved @ (W_O @ W_Q), moved @ (W_O @ W_K)
-    extra = cen(b0) / s1 if bias_is_moved else torch.zeros_like(read)
-    q = (read @ W_Q + m.b_Q[1, h2], q_moved.sum(0) + extra @ W_Q)
-    k = (read @ W_K + m.b_K[1, h2], k_moved.sum(0) + extra @ W_K)
-    scale = m.cfg.attn_scale
-    group = lambda a, b: a @ b.transpose(-1, -2) / scale  # noqa: E731
-    return ScoreGroups(group(q[0], k[0]), group(q[1], k[0]), group(q[0], k[1]),
-                       group(q[1], k[1]), group(q[0], k_moved))
-
-
 def compute_attention_groups(a: Analysis, results: dict) -> dict:
     run, worst = a.run, 0.0
     past = torch.ones(run.scores.shape[-2:], dtype=torch.bool, device=run.scores.device).tril()
     tv: dict = {"without_K": [], "without_Q": [], "without_QK": [], "none_alone": []}
     tv_head = []
     for h2, (scores, pattern) in enumerate(zip(run.scores[1], run.patterns[1])):
-        g = score_groups(run, a.paths, h2, a.choices["bias_is_moved"])
+        g = common.score_groups(run, a.paths, h2, a.choices["bias_is_moved"])
         full = g.total()
         worst = max(worst, (full - scores)[:, past].abs().max().item())
         for name, left in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
-            tv[name].append(_change(left, pattern).item())
-        tv_head.append(_change(full - g.K_of_head, pattern).tolist())
+            tv[name].append(pattern_change(left, pattern).item())
+        tv_head.append(pattern_change(full - g.K_of_head, pattern).tolist())
     return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": tv_head}
 
 
-def _change(scores: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
+def pattern_change(scores: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
     """Total variation between the pattern that unmasked scores give and the model's."""
     return common.total_variation(common.softmax_causal(scores), pattern)
 
 
-def print_attention_groups(r: dict, results: dict, log: common.Log) -> None:
+def print_attention_groups(r: dict, results: dict, log: report.Log) -> None:
     log("== 5. ATTENTION SCORES OF THE LAYER-1 HEADS IN FOUR GROUPS (layer-0 patterns frozen; "
         "change of the pattern: total variation)")
     log("  no-composition + Q + K + Q-and-K terms vs the model's scores: max |diff| = "
@@ -424,27 +300,6 @@ def print_attention_groups(r: dict, results: dict, log: common.Log) -> None:
     log("  without the K term of one layer-0 head alone:")
     for h, row in enumerate(r["tv_without_K_of_head"]):
         log(f"    head 1.{h}: " + ", ".join(f"0.{h1} {v:.2f}" for h1, v in enumerate(row)))
-
-
-def plot_attention_groups(r: dict, results: dict):
-    tv = r["tv"]
-    figure, ax = common.new_figure(8, 4)
-    common.bars(ax, head_names(1, tv["without_K"]), {"without Q terms": tv["without_Q"],
-                                                     "without K terms": tv["without_K"]})
-    ax.set(xlabel="layer-1 head", ylabel="total variation of the pattern (0 to 1)", ylim=(0, 1.05))
-    common.headline(figure, results, "change of the patterns without Q- or K-composition")
-    return figure
-
-
-def plot_without_K_of_head(r: dict, results: dict):
-    tv = r["tv_without_K_of_head"]
-    figure, ax = common.new_figure(7, 5)
-    common.heat_maps([ax], [tv], head_names(1, tv), head_names(0, tv),
-                     "total variation of the pattern (0 to 1)")
-    ax.set(xlabel="layer-0 head whose K term alone is removed",
-           ylabel="layer-1 head whose pattern changes")
-    common.headline(figure, results, "change of the patterns without one head's K term")
-    return figure
 
 
 # ------------------------------------------------------------------ 6. virtual heads
@@ -462,7 +317,7 @@ def _virtual_pattern(a: Analysis, h2: int, h1: int) -> dict:
             "future_max": product.triu(1).abs().max().item()}
 
 
-def _drawn(a: Analysis, v: dict) -> dict:
+def with_map(a: Analysis, v: dict) -> dict:
     """A virtual head with its pattern on the first tokens of the first sequence."""
     product = a.run.patterns[1, v["h2"], 0] @ a.run.patterns[0, v["h1"], 0]
     return v | {"map": product[:N_MAP, :N_MAP].tolist(), "map_tokens": [
@@ -475,11 +330,11 @@ def compute_virtual_heads(a: Analysis, results: dict) -> dict:
     heads = [_virtual_pattern(a, h2, h1) | {"v_composition": V[h2][h1],
                                             "loss_increase": removed[h2][h1]}
              for h2, h1 in pairs(a.paths.z_virtual)]
-    return {"most_important": _drawn(a, max(heads, key=lambda v: v["loss_increase"])),
-            "most_two_back": _drawn(a, max(heads, key=lambda v: v["pattern"][3])), "all": heads}
+    return {"most_important": with_map(a, max(heads, key=lambda v: v["loss_increase"])),
+            "most_two_back": with_map(a, max(heads, key=lambda v: v["pattern"][3])), "all": heads}
 
 
-def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
+def print_virtual_heads(r: dict, results: dict, log: report.Log) -> None:
     log("== 6. VIRTUAL HEADS AS HEADS: PATTERN A^h2 A^h1 (mean weight on the start token, on the "
         "token itself, 1 back, 2 back)")
     for label, key in (("most important", "most_important"), ("most two-back", "most_two_back")):
@@ -490,73 +345,19 @@ def print_virtual_heads(r: dict, results: dict, log: common.Log) -> None:
             f"{v['loss_increase']:+.3f}")
 
 
-def plot_virtual_heads(r: dict, results: dict):
-    chosen = {"costs most when removed": r["most_important"],
-              "looks two back most": r["most_two_back"]}
-    tokens = [common.label(t) for t in r["most_important"]["map_tokens"]]
-    past = [[[w if j <= i else math.nan for j, w in enumerate(row)]
-             for i, row in enumerate(v["map"])] for v in chosen.values()]
-    figure, axes = common.new_figure(12, 6.4, 1, 2, sharey=True)
-    common.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
-    for ax, (what, v) in zip(axes, chosen.items()):
-        ax.set(title=f"1.{v['h2']} o 0.{v['h1']}: {what}", xlabel="token read (key)")
-    axes[0].set_ylabel("token that reads (query)")
-    common.headline(figure, results, "two virtual heads, their pattern A^h2 A^h1 on the first "
-                    f"{len(tokens)} tokens")
-    return figure
-
-
-@torch.no_grad()
-def repeated_tokens(model, n_ids: int, n_rows: int, seed: int) -> torch.Tensor:
-    """Rows of BOS and n_ids random tokens, twice over: [n_rows, 1 + 2 n_ids].
-
-    The ids of a row are all different (so that each has one first occurrence) and not special.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    special = set(model.tokenizer.all_special_ids)
-    usable = torch.tensor([i for i in range(model.cfg.d_vocab) if i not in special])
-    n_ids = min(n_ids, len(usable))
-    rows = torch.stack([usable[torch.randperm(len(usable), generator=generator)[:n_ids]]
-                        for _ in range(n_rows)])
-    bos = torch.full((n_rows, 1), model.tokenizer.bos_token_id)
-    return torch.cat([bos, rows, rows], 1).to(model.cfg.device)
-
-
-def induction_scores(run: common.FrozenRun) -> Float[torch.Tensor, "layer head batch"]:
-    """Mean attention from each token of the second half to the one after its first occurrence.
-
-    For a run on repeated_tokens: query 1 + n + i, key 1 + i + 1, so n - 1 back, i = 0 .. n - 1.
-    """
-    n = (run.tokens.shape[1] - 1) // 2
-    back = run.patterns.diagonal(1 - n, -2, -1)  # entry j: query n - 1 + j, key j
-    return back[..., 2 : n + 2].mean(-1)
-
-
 def compute_induction(a: Analysis, results: dict) -> dict:
     model = a.run.model
     n = min(a.choices["induction_ids"], (model.cfg.n_ctx - 1) // 2)
-    tokens = repeated_tokens(model, n, N_INDUCTION_ROWS, a.seed)
-    scores = induction_scores(common.freeze(model, tokens))
+    tokens = common.repeated_tokens(model, n, N_INDUCTION_ROWS, a.seed)
+    scores = common.induction_scores(common.freeze(model, tokens))
     return {"score": scores.mean(-1).tolist(), "score_sd": scores.std(-1).tolist(),
             "n_ids": (tokens.shape[1] - 1) // 2, "n_rows": N_INDUCTION_ROWS}
 
 
-def print_induction(r: dict, results: dict, log: common.Log) -> None:
+def print_induction(r: dict, results: dict, log: report.Log) -> None:
     log(f"  induction scores ({r['n_rows']} sequences of {r['n_ids']} random tokens, twice):")
     for layer, row in enumerate(r["score"]):
         log("    " + ", ".join(f"{layer}.{h} {v:.2f}" for h, v in enumerate(row)))
-
-
-def plot_induction(r: dict, results: dict):
-    figure, axes = common.new_figure(12, 3.8, 1, 2, sharey=True)
-    for layer, ax in enumerate(axes):
-        score = r["score"][layer]
-        common.bars(ax, head_names(layer, score), {"": score}, errors={"": r["score_sd"][layer]})
-        ax.set(title=f"layer {layer}", xlabel="head", ylim=(0, 1.05))
-    axes[0].set_ylabel("induction score (share of attention)")
-    common.headline(figure, results, f"induction scores on {r['n_rows']} sequences of {r['n_ids']} "
-                    "random tokens, twice (± standard deviation)")
-    return figure
 
 
 def compute_counting(a: Analysis, results: dict) -> dict:
@@ -567,14 +368,14 @@ def compute_counting(a: Analysis, results: dict) -> dict:
             "virtual_order_2": pairs_of_layers * heads**2}
 
 
-def print_counting(r: dict, results: dict, log: common.Log) -> None:
+def print_counting(r: dict, results: dict, log: report.Log) -> None:
     log(f"  12 layers of 12 heads: {r['heads']} heads, {r['layer_pairs']} pairs of layers, "
         f"{r['virtual_order_2']:,} virtual heads of order 2")
 
 
 # ------------------------------------------------------------------ what the text derives
 
-SIX = (0.35, 0.46)  # the changes that the text counts six of, at two decimals (section 4)
+COUNTED_RANGE = (0.35, 0.46)  # the changes that the text counts six of, at two decimals (section 4)
 
 
 def compute_claims(a: Analysis, results: dict) -> dict:
@@ -604,7 +405,7 @@ def compute_claims(a: Analysis, results: dict) -> dict:
             "n_above": sum(row[column] > threshold for k in "QK" for row in c[k]["scores"]),
             **{f"{k}_mean_above_baseline": m[column] - c["baseline"]["mean"]
                for k, m in means.items()},
-            "n_changed": sum(SIX[0] <= round(v, 2) <= SIX[1] for v in changes),
+            "n_changed": sum(COUNTED_RANGE[0] <= round(v, 2) <= COUNTED_RANGE[1] for v in changes),
             "six_min": changes[:6][-1], "six_max": changes[0],
         },
         "heads_1_0_to_1_5": {"tv_min": min(tv), "tv_max": max(tv)},
@@ -612,7 +413,7 @@ def compute_claims(a: Analysis, results: dict) -> dict:
     }
 
 
-def print_claims(r: dict, results: dict, log: common.Log) -> None:
+def print_claims(r: dict, results: dict, log: report.Log) -> None:
     c = r["column"]
     log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule, but for 1.0 to 1.5)")
     log(f"  all terms together: {r['total_drop']:.2f} nats, of them single heads "
@@ -625,7 +426,7 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
     log(f"  layer-0 head with the highest mean Q- and K-composition: {c['head']}; no other above "
         f"{'-' if c['others_max'] is None else format(c['others_max'], '.3f')}; its pairs above "
         f"the threshold: {c['n_above']}")
-    log(f"  without its K term alone {c['n_changed']} layer-1 heads change by {SIX[0]} to {SIX[1]} "
+    log(f"  without its K term alone {c['n_changed']} layer-1 heads change by {COUNTED_RANGE[0]} to {COUNTED_RANGE[1]} "
         f"(the six that change most: {c['six_min']:.2f} to {c['six_max']:.2f})")
     log(f"  without K terms or without Q terms the first six layer-1 heads change by "
         f"{r['heads_1_0_to_1_5']['tv_min']:.2f} to {r['heads_1_0_to_1_5']['tv_max']:.2f}")
@@ -633,7 +434,7 @@ def print_claims(r: dict, results: dict, log: common.Log) -> None:
 
 # ------------------------------------------------------------------ beyond the article
 
-CHANGES = 0.1  # total variation; without its K term, a pair that changes a pattern more is causal
+CAUSAL_TV = 0.1  # total variation; without its K term, a pair that changes a pattern more is causal
 
 
 def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None:
@@ -656,7 +457,7 @@ def compute_correction(a: Analysis, results: dict) -> dict:
     scores; that of V-composition removes the virtual head. For Q there is none here.
     """
     s = results["sections"]
-    tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CHANGES),
+    tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CAUSAL_TV),
              "V": (s["term_importance"]["virtual_removed"], LOSS_THRESHOLD)}
     corrected, found = s["composition"], {}
     forms = {"corrected": corrected, "first_published": corrected["first_published"]}
@@ -677,7 +478,7 @@ def compute_correction(a: Analysis, results: dict) -> dict:
     return found
 
 
-def print_correction(r: dict, results: dict, log: common.Log) -> None:
+def print_correction(r: dict, results: dict, log: report.Log) -> None:
     c = results["sections"]["composition"]
     number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
@@ -708,8 +509,6 @@ def pair_list(k: dict, name: str) -> str:
     """The pairs that a form calls, those that the causal test does not support in brackets."""
     names = [(f"1.{p['h2']} o 0.{p['h1']}", p in k["supported"][name]) for p in k["called"][name]]
     return ", ".join(n if supported else f"({n})" for n, supported in names) or "none"
-
-
 SECTIONS = [
     ("model", compute_model, print_model),
     ("path_expansion", compute_path_expansion, print_path_expansion),
@@ -722,17 +521,6 @@ SECTIONS = [
     ("claims", compute_claims, print_claims),
     ("correction", compute_correction, print_correction),
 ]
-
-FIGURES = [  # file name, section, plot
-    ("part5_term_importance", "term_importance", plot_term_importance),
-    ("part5_virtual_removed", "term_importance", plot_virtual_removed),
-    ("part5_composition", "composition", plot_composition),
-    ("part5_first_published", "composition", plot_first_published),
-    ("part5_attention_groups", "attention_groups", plot_attention_groups),
-    ("part5_without_K_of_head", "attention_groups", plot_without_K_of_head),
-    ("part5_virtual_heads", "virtual_heads", plot_virtual_heads),
-    ("part5_induction", "induction", plot_induction),
-]
 ON_TEXT = {"model", "path_expansion", "term_importance", "composition", "attention_groups",
            "virtual_heads", "correction"}
 SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
@@ -742,12 +530,12 @@ SWEEPS = [  # in this order; the choices of one line jointly, each with the sect
     {"median": {"term_importance"}},
     {"induction_ids": {"induction"}},
 ]
-SCRIPT = common.Script("circuits_part5.py", SECTIONS, FIGURES, PUBLISHED_MODEL, SWEEPS)
+SCRIPT = report.Script("circuits_part5.py", SECTIONS, pictures.FIGURES, PUBLISHED_MODEL, SWEEPS)
 
 
 def main(argv: list[str] | None = None) -> dict:
-    args = common.parser(__doc__, PUBLISHED_MODEL, N_TOKENS, CHOICES["seq_len"]).parse_args(argv)
-    if done := common.without_model(SCRIPT, args):
+    args = report.parser(__doc__, PUBLISHED_MODEL, N_TOKENS, CHOICES["seq_len"]).parse_args(argv)
+    if done := runner.from_files(SCRIPT, args):
         return done
     model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
 
@@ -763,16 +551,14 @@ def main(argv: list[str] | None = None) -> dict:
         length = run.tokens.shape[1] - (not choices["bos_counted"])
         choices = choices | {"seq_len": length}
         a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
-        return a, common.run_meta(SCRIPT.file, source, text, args, choices)
+        return a, report.run_meta(SCRIPT.file, source, text, args, choices)
 
     a, meta = analyse(CHOICES | {"seq_len": args.seq_len})
     if args.sweep:
         here = OPEN | {"seq_len": list(dict.fromkeys([a.choices["seq_len"], *OPEN["seq_len"]]))}
         if a.meta["rows_sha256"] is None:  # no rows to join
             here |= {name: OPEN[name][:1] for name in ("join", "keep_blank")}
-        return common.sweep(SCRIPT, args, analyse, here)
-    return common.run_sections(SCRIPT, meta, args, a)
-
-
+        return sweep.try_settings(SCRIPT, args, analyse, here)
+    return runner.run_sections(SCRIPT, meta, args, a)
 if __name__ == "__main__":
-    sys.exit(common.run_script(main))
+    sys.exit(runner.run_script(main))

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import sys
 
-import common
-
-# isort: split
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+import common
+from figures import charts
+from figures import part5 as pictures
+from results import report, runner
 
 X0 = (1, 2, 3)  # the stream of one number a token (sections 1 and 8)
 W_1, W_2 = 0.5, 2  # the OV "matrices" of the two heads
@@ -33,10 +35,6 @@ LATER_HEADS = {  # the dimensions that query and key read (section 4)
     "other_query": (2, 3),  # ours, to tell the first published score from the corrected one
 }
 MODELS = {"ours": (2, 8), "paper": (2, 12), "larger": (12, 12)}  # layers, heads of a layer
-
-
-def tensor(rows) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def run_head(
@@ -56,8 +54,8 @@ def row(label: str, values, width: int = 9) -> str:
 
 def compute_path_expansion() -> dict:
     """("The logits as a sum of paths".) The heads' terms one by one, and the model run normally."""
-    x0, A1, A2 = tensor(X0)[:, None], tensor(A_1), tensor(A_2)
-    w1, w2 = tensor([[W_1]]), tensor([[W_2]])
+    x0, A1, A2 = common.tensor(X0)[:, None], common.tensor(A_1), common.tensor(A_2)
+    w1, w2 = common.tensor([[W_1]]), common.tensor([[W_2]])
     head_1 = run_head(A1, x0, w1)
     paths = {"direct": x0, "head_1": head_1, "head_2": run_head(A2, x0, w2),
              "virtual": run_head(A2, head_1, w2)}
@@ -71,15 +69,10 @@ def compute_path_expansion() -> dict:
             "x1": flat(x1), "x2": flat(x2), "max_abs_diff": (total - x2).abs().max().item()}
 
 
-def path_labels(r: dict) -> dict:
-    return {"direct": "direct path", "head_1": f"head 1 alone (w1 = {r['w1']:g})",
-            "head_2": f"head 2 alone (w2 = {r['w2']:g})", "virtual": "virtual head, 2 o 1"}
-
-
-def print_path_expansion(r: dict, log: common.Log) -> None:
+def print_path_expansion(r: dict, log: report.Log) -> None:
     log("== 1. FOUR PATHS ADD UP TO A TWO-LAYER OUTPUT (a stream of one number per token)")
     log("  " + " " * 36 + "".join(f"{f'token {i}':>9}" for i in (1, 2, 3)))
-    for name, label in path_labels(r).items():
+    for name, label in pictures.path_labels(r).items():
         log(row(label, r["paths"][name]))
     log(row("sum of the four paths", r["sum"]))
     log(row("run the normal way, after layer 1", r["x1"]))
@@ -88,30 +81,12 @@ def print_path_expansion(r: dict, log: common.Log) -> None:
         f"max |diff| over all tokens = {r['max_abs_diff']:g}")
 
 
-def plot_path_expansion(r: dict, results: dict):
-    figure, ax = common.new_figure(6.4, 5)
-    names, below = [f"token {i}" for i in range(1, 4)], [0.0] * 3
-    for (path, label), colour in zip(path_labels(r).items(), common.COLOURS):
-        drawn = ax.bar(names, r["paths"][path], 0.5, below, color=colour, label=label,
-                       edgecolor="white")
-        ax.bar_label(drawn, fmt="{:g}", label_type="center", fontsize=9,
-                     color=common.ink(colour))
-        below = [a + b for a, b in zip(below, r["paths"][path])]
-    ax.hlines(r["x2"], [-0.32, 0.68, 1.68], [0.32, 1.32, 2.32], "black", linewidth=2,
-              label="the two layers, run the normal way")
-    ax.bar_label(drawn, [f"{total:g}" for total in r["sum"]], padding=4, fontweight="bold")
-    ax.set_ylabel("stream (one number per token, no unit)")
-    ax.legend(frameon=False, loc="upper left", reverse=True)
-    figure.suptitle("The toy model: four paths add up to the output of two layers")
-    return figure
-
-
 # ------------------------------------------------------------------ 2. patterns
 
 
 def compute_previous_tokens() -> dict:
     """("Virtual attention heads".) Two previous-token patterns on four tokens, multiplied."""
-    A = tensor([[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
+    A = common.tensor([[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
     product = A @ A
     back = lambda p: [common.mean_attention(p[None], k).item() for k in (1, 2)]  # noqa: E731
     return {"pattern": A.tolist(), "product": product.tolist(),
@@ -121,7 +96,7 @@ def compute_previous_tokens() -> dict:
             "pattern_back": back(A), "product_back": back(product)}
 
 
-def print_previous_tokens(r: dict, log: common.Log) -> None:
+def print_previous_tokens(r: dict, log: report.Log) -> None:
     log("== 2. TWO PREVIOUS-TOKEN PATTERNS MULTIPLIED: A VIRTUAL HEAD THAT LOOKS TWO BACK")
     log("    each of the two, and their product (rows: the token that reads):")
     for left, right in zip(r["pattern"], r["product"]):
@@ -134,26 +109,12 @@ def print_previous_tokens(r: dict, log: common.Log) -> None:
         f"{r['future_max']:g}")
 
 
-def plot_previous_tokens(r: dict, results: dict):
-    figure, axes = common.new_figure(9.6, 3.4, 1, 3, sharey=True)
-    tokens = [f"{i}" for i in range(1, len(r["product"]) + 1)]
-    common.heat_maps(axes, [r["pattern"], r["pattern"], r["product"]], tokens, tokens,
-                     "weight (share of a row)", 0)
-    for ax, title in zip(axes, ("layer 1: one back", "layer 2: one back",
-                                "their product: two back")):
-        ax.set(title=title, xlabel="token read")
-    axes[0].set_ylabel("token that reads")
-    figure.suptitle("The toy model: two previous-token patterns make a virtual head that looks "
-                    "two back")
-    return figure
-
-
 # ------------------------------------------------------------------ 3. one score
 
 
 def compute_score_terms() -> dict:
     """("The attention scores as a sum of paths".) (q_d + q_h) . (k_d + k_h), multiplied out."""
-    q, k = tensor([Q_DIRECT, Q_MOVED]), tensor([K_DIRECT, K_MOVED])
+    q, k = common.tensor([Q_DIRECT, Q_MOVED]), common.tensor([K_DIRECT, K_MOVED])
     (none, by_key), (by_query, both) = (q @ k.mT).tolist()
     return {"q_d": q[0].tolist(), "q_h": q[1].tolist(), "k_d": k[0].tolist(), "k_h": k[1].tolist(),
             "terms": {"none": none, "Q": by_query, "K": by_key, "QK": both},
@@ -161,18 +122,14 @@ def compute_score_terms() -> dict:
             "score": (q.sum(0) @ k.sum(0)).item()}
 
 
-def print_score_terms(r: dict, log: common.Log) -> None:
+def print_score_terms(r: dict, log: report.Log) -> None:
     log("== 3. ONE ATTENTION SCORE AS FOUR TERMS (d: direct, h: moved by a head)")
     for name, label, a, b in (("none", "no composition", "q_d", "k_d"),
                               ("Q", "Q-composition", "q_h", "k_d"),
                               ("K", "K-composition", "q_d", "k_h"), ("QK", "both", "q_h", "k_h")):
-        log(f"  {label:<15} {a} . {b} = {vector(r[a])} . {vector(r[b])} = {r['terms'][name]:g}")
-    log(f"  sum of the four {r['sum']:g}; the score itself {vector(r['q'])} . {vector(r['k'])} = "
+        log(f"  {label:<15} {a} . {b} = {charts.vector(r[a])} . {charts.vector(r[b])} = {r['terms'][name]:g}")
+    log(f"  sum of the four {r['sum']:g}; the score itself {charts.vector(r['q'])} . {charts.vector(r['k'])} = "
         f"{r['score']:g}")
-
-
-def vector(values) -> str:
-    return "(" + ", ".join(f"{v:g}" for v in values) + ")"
 
 
 # ------------------------------------------------------------------ 4. composition
@@ -196,7 +153,7 @@ def compute_composition() -> dict:
     W_V, W_O = basis(1), 2 * basis(3).mT
     W_Q, W_K = (basis(*d) for d in zip(*LATER_HEADS.values()))
     W_OV, W_QK = (W_V @ W_O).mT[0], (W_Q @ W_K.mT)[0]  # the article's, for column vectors
-    example = tensor([[1, 2], [2, 0]])
+    example = common.tensor([[1, 2], [2, 0]])
     found = scores(W_V, W_O, W_Q, W_K)
     heads = {name: {"query": q, "key": k} | {
         f"{kind}{end}": found[form][kind][i] for kind in "KQ"
@@ -208,10 +165,10 @@ def compute_composition() -> dict:
             "norm_OV": W_OV.norm().item(), "heads": heads}
 
 
-def print_composition(r: dict, log: common.Log) -> None:
+def print_composition(r: dict, log: report.Log) -> None:
     log("== 4. COMPOSITION SCORES ON A THREE-DIMENSIONAL STREAM (head 1 writes dimension 1, "
         "doubled, into 3)")
-    log(f"  the norm of the matrix with rows {plain(r['example'])}: {r['example_norm']:g}")
+    log(f"  the norm of the matrix with rows {charts.plain(r['example'])}: {r['example_norm']:g}")
     for name, label, norm in (("W_OV", "W_OV of head 1", "norm_OV"),
                               ("W_QK", "W_QK of head 2", "norm_QK"),
                               ("product", "W_QK W_OV", "norm_product")):
@@ -234,16 +191,16 @@ def print_composition(r: dict, log: common.Log) -> None:
 
 def compute_norms() -> dict:
     """("The correction".) u v and v u: the same trace and eigenvalues, not the same norm."""
-    u, v = tensor([[1], [0]]), tensor([[0, 1]])
+    u, v = common.tensor([[1], [0]]), common.tensor([[0, 1]])
     products = {"uv": u @ v, "vu": v @ u}
     return {"u": u.tolist(), "v": v.tolist(),
             "norm": {k: m.norm().item() for k, m in products.items()},
             "trace": {k: m.trace().item() for k, m in products.items()}}
 
 
-def print_norms(r: dict, log: common.Log) -> None:
+def print_norms(r: dict, log: report.Log) -> None:
     log("== 5. THE NORM OF A PRODUCT DEPENDS ON ITS ORDER (u a column, v a row)")
-    log(f"  u has rows {plain(r['u'])}, v has the row {plain(r['v'])}")
+    log(f"  u has rows {charts.plain(r['u'])}, v has the row {charts.plain(r['v'])}")
     for name, label in (("uv", "u v"), ("vu", "v u")):
         log(f"  {label}: norm {r['norm'][name]:g}, trace {r['trace'][name]:g}")
 
@@ -259,7 +216,7 @@ def compute_counting() -> dict:
             for name, (layers, heads) in MODELS.items()}
 
 
-def print_counting(r: dict, log: common.Log) -> None:
+def print_counting(r: dict, log: report.Log) -> None:
     log("== 6. COUNTING VIRTUAL HEADS OF TWO HEADS")
     labels = {"ours": "our model", "paper": "the paper's", "larger": "a larger one"}
     for name, m in r.items():
@@ -273,8 +230,8 @@ def print_counting(r: dict, log: common.Log) -> None:
 
 def compute_sum_of_heads() -> dict:
     """Concatenate the heads' results and project once, or project each and add: the same."""
-    z = tensor([[[1, 0], [2, 1]], [[0, 3], [1, 1]]])  # [head, pos, d_head]
-    W_O = tensor([[[1, 0, 2], [0, 1, 0]], [[0, 1, 1], [2, 0, 0]]])  # [head, d_head, d_model]
+    z = common.tensor([[[1, 0], [2, 1]], [[0, 3], [1, 1]]])  # [head, pos, d_head]
+    W_O = common.tensor([[[1, 0, 2], [0, 1, 0]], [[0, 1, 1], [2, 0, 0]]])  # [head, d_head, d_model]
     heads = z @ W_O
     concatenated = torch.cat(list(z), 1) @ torch.cat(list(W_O), 0)
     kernel = common.write(z[:, None], W_O)[0]
@@ -283,23 +240,19 @@ def compute_sum_of_heads() -> dict:
             "kernel": kernel.tolist()}
 
 
-def print_sum_of_heads(r: dict, log: common.Log) -> None:
+def print_sum_of_heads(r: dict, log: report.Log) -> None:
     log("== 7. CONCATENATE AND PROJECT, OR ADD THE HEADS (two heads, two tokens, three dimensions)")
     for h, rows in enumerate(r["heads"], 1):
-        log(f"  head {h}: z = {plain(r['z'][h - 1])}, z W_O = {plain(rows)}")
-    log(f"  the heads added: {plain(r['sum'])}; concatenated and projected: "
-        f"{plain(r['concatenated'])}")
-
-
-def plain(rows) -> str:
-    return " ".join(vector(row) for row in rows)
+        log(f"  head {h}: z = {charts.plain(r['z'][h - 1])}, z W_O = {charts.plain(rows)}")
+    log(f"  the heads added: {charts.plain(r['sum'])}; concatenated and projected: "
+        f"{charts.plain(r['concatenated'])}")
 
 
 def compute_mixed_product() -> dict:
     """(A2 x W2)(A1 x W1) = (A2 A1) x (W2 W1), x the tensor product ("The derivation")."""
-    A1, A2 = tensor(A_1), tensor(A_2)
-    W1, W2 = tensor([[1, 2], [0, 1]]), tensor([[0, 1], [1, 0]])
-    x = tensor([[1, 0], [0, 1], [1, 1]])
+    A1, A2 = common.tensor(A_1), common.tensor(A_2)
+    W1, W2 = common.tensor([[1, 2], [0, 1]]), common.tensor([[0, 1], [1, 0]])
+    x = common.tensor([[1, 0], [0, 1], [1, 1]])
     two_steps = run_head(A2, run_head(A1, x, W1), W2)
     one_step = run_head(A2 @ A1, x, W2 @ W1)
     left = torch.kron(A2, W2) @ torch.kron(A1, W1)
@@ -310,12 +263,12 @@ def compute_mixed_product() -> dict:
             "max_abs_diff": (left - right).abs().max().item()}
 
 
-def print_mixed_product(r: dict, log: common.Log) -> None:
+def print_mixed_product(r: dict, log: report.Log) -> None:
     log("== 8. TWO HEADS IN A ROW ARE ONE: (A2 x W2)(A1 x W1) = (A2 A1) x (W2 W1)")
-    log(f"  rows of W1 {plain(r['W1'])}, of W2 {plain(r['W2'])}, of W2 W1 {plain(r['W2W1'])}")
-    log(f"  rows of A2 A1 {plain(r['A2A1'])}, with A1 and A2 of section 1")
-    log(f"  three tokens {plain(r['x'])}: head 1, then head 2 {plain(r['two_steps'])}")
-    log(f"    the virtual head at once {plain(r['one_step'])}; the two sides as 6 x 6 matrices: "
+    log(f"  rows of W1 {charts.plain(r['W1'])}, of W2 {charts.plain(r['W2'])}, of W2 W1 {charts.plain(r['W2W1'])}")
+    log(f"  rows of A2 A1 {charts.plain(r['A2A1'])}, with A1 and A2 of section 1")
+    log(f"  three tokens {charts.plain(r['x'])}: head 1, then head 2 {charts.plain(r['two_steps'])}")
+    log(f"    the virtual head at once {charts.plain(r['one_step'])}; the two sides as 6 x 6 matrices: "
         f"max |diff| = {r['max_abs_diff']:g}")
 
 
@@ -325,10 +278,10 @@ def compute_rotation() -> dict:
     R turns dimension 1 into 2, 2 into 3, 3 into 1. It keeps the direction (1, 1, 1), since
     LayerNorm centres: cen(x R) = cen(x) R.
     """
-    R = tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    R = common.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
     W_V, W_O = basis(1), 2 * basis(3).mT
     W_Q, W_K = (basis(*d) for d in zip(*LATER_HEADS.values()))
-    x = tensor([[1, 2, 6]])
+    x = common.tensor([[1, 2, 6]])
     return {"R": R.tolist(), "before": scores(W_V, W_O, W_Q, W_K),
             "after": scores(R.mT @ W_V, W_O @ R, R.mT @ W_Q, R.mT @ W_K),
             "one_side_only": scores(W_V, W_O, R.mT @ W_Q, R.mT @ W_K),
@@ -336,14 +289,14 @@ def compute_rotation() -> dict:
             "rotate_then_centre": common.cen(x @ R).tolist()}
 
 
-def print_rotation(r: dict, log: common.Log) -> None:
+def print_rotation(r: dict, log: report.Log) -> None:
     log("== 9. A ROTATED STREAM: NO COMPOSITION SCORE CHANGES (dimensions 1, 2, 3 become 2, 3, 1)")
     for name, label in (("before", "as it was"), ("after", "all matrices rotated"),
                         ("one_side_only", "only the later heads rotated")):
         s = r[name]["corrected"]
-        log(f"  {label:<29} K {vector(s['K'])}, Q {vector(s['Q'])}")
-    log(f"  (1, 2, 6): centred, then rotated {plain(r['centre_then_rotate'])}; rotated, then "
-        f"centred {plain(r['rotate_then_centre'])}")
+        log(f"  {label:<29} K {charts.vector(s['K'])}, Q {charts.vector(s['Q'])}")
+    log(f"  (1, 2, 6): centred, then rotated {charts.plain(r['centre_then_rotate'])}; rotated, then "
+        f"centred {charts.plain(r['rotate_then_centre'])}")
 
 
 def compute_sizes() -> dict:
@@ -353,14 +306,12 @@ def compute_sizes() -> dict:
             "layer": layer, "layers": 50, "neurons_per_dimension": widening * layer}
 
 
-def print_sizes(r: dict, log: common.Log) -> None:
+def print_sizes(r: dict, log: report.Log) -> None:
     log("== 10. WHERE THE PARAMETERS AND THE NEURONS OF A MODEL WITH MLPS ARE")
     log(f"  a layer: attention {r['attention']} d^2, MLP {r['mlp']} d^2: MLPs have "
         f"{r['mlp_share']:.3f} of the parameters")
     log(f"  layer {r['layer']} of {r['layers']}: {r['neurons_per_dimension']} neurons before it "
         "for every dimension of the stream")
-
-
 SECTIONS = [
     ("path_expansion", compute_path_expansion, print_path_expansion),
     ("previous_tokens", compute_previous_tokens, print_previous_tokens),
@@ -373,17 +324,10 @@ SECTIONS = [
     ("rotation", compute_rotation, print_rotation),
     ("sizes", compute_sizes, print_sizes),
 ]
-
-FIGURES = [  # file name, section, plot
-    ("part5_toy_path_expansion", "path_expansion", plot_path_expansion),
-    ("part5_toy_previous_tokens", "previous_tokens", plot_previous_tokens),
-]
-SCRIPT = common.Script("circuits_part5_toy.py", SECTIONS, FIGURES)
+SCRIPT = report.Script("circuits_part5_toy.py", SECTIONS, pictures.TOY_FIGURES)
 
 
 def main(argv: list[str] | None = None) -> dict:
-    return common.run_toy(SCRIPT, __doc__, argv)
-
-
+    return runner.run_toy(SCRIPT, __doc__, argv)
 if __name__ == "__main__":
-    sys.exit(common.run_script(main))
+    sys.exit(runner.run_script(main))

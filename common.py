@@ -14,41 +14,20 @@ its weight and bias folded into the next matrices. Losses are in nats per token.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
-import errno
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import pathlib
-import platform
-import shutil
-import signal
 import sys
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-
-def interrupted(*_) -> None:
-    """Ctrl-C ends a script here and now: libraries swallow an exception while they are imported."""
-    with contextlib.suppress(OSError):
-        line = f"{pathlib.Path(sys.argv[0]).name}: interrupted; no file was left half written\n"
-        os.write(2, b"\n" * os.isatty(2) + line.encode())
-    os._exit(130)
-
-
-if pathlib.Path(sys.argv[0]).name.startswith("circuits_part") and (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler):
-    signal.signal(signal.SIGINT, interrupted)  # a script imports this module first
-
-import torch  # noqa: E402
-from jaxtyping import Float, Int  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
@@ -141,7 +120,7 @@ def load_model(
                     model = _hooked_transformer().from_pretrained(
                         name, device=device, dtype=dtype, **processing)
             except Exception as e:
-                raise UserError(f"TransformerLens cannot load {repo} ({_cause(e)}): try again with "
+                raise UserError(f"TransformerLens cannot load {repo} ({cause(e)}): try again with "
                                 "HF_HUB_OFFLINE=1, its files are cached now") from None
         if repo in PUBLIC.values() and encode(model, "Hello, world!") != HELLO_IDS:
             raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
@@ -157,12 +136,12 @@ def _prepare_torch(device: str) -> None:
     try:
         torch.zeros(1, device=device).item()  # fails on "meta", which holds no numbers
     except Exception as e:
-        raise UserError(f"no device {device!r} here ({_cause(e)}): take --device cpu") from None
+        raise UserError(f"no device {device!r} here ({cause(e)}): take --device cpu") from None
     if device.startswith("cuda"):  # the call alone imports two seconds of compiler
         torch.use_deterministic_algorithms(True)
 
 
-def _cause(e: BaseException) -> str:
+def cause(e: BaseException) -> str:
     return next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:120]
 
 
@@ -220,7 +199,7 @@ def _fetch(repo: str, file: str, online: bool) -> pathlib.Path:
 
 def _not_given(e: Exception, online: bool) -> str:
     if online:
-        return f"the hub did not give it ({_cause(e)})"
+        return f"the hub did not give it ({cause(e)})"
     return "the hub does not answer, or HF_HUB_OFFLINE is set"
 
 
@@ -233,7 +212,7 @@ def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
                                "shortformer" if config.get("shortformer_pos") else "standard")
         layers = config.get("n_layers")
     except (ValueError, AttributeError, OSError, RecursionError) as e:
-        raise UserError(f"cannot read {file} ({_cause(e)}): a model folder holds config.json, "
+        raise UserError(f"cannot read {file} ({cause(e)}): a model folder holds config.json, "
                         "model.safetensors or model_final.pth, and tokenizer files") from None
     other = None
     if not config.get("attn_only"):
@@ -281,7 +260,7 @@ def _model_from_files(
     except UserError:
         raise
     except Exception as e:
-        raise UserError(f"{config_file} or the tokenizer beside it is not usable ({_cause(e)!r}): "
+        raise UserError(f"{config_file} or the tokenizer beside it is not usable ({cause(e)!r}): "
                         "fetch them again") from None
     n_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if n_ids > cfg.d_vocab:
@@ -319,7 +298,7 @@ def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
         bad = [k for k, v in state.items()
                if not k.endswith("IGNORE") and not bool(torch.isfinite(v).all())]
     except Exception as e:
-        raise UserError(f"{file} is not a readable state dict of weights ({_cause(e)}): "
+        raise UserError(f"{file} is not a readable state dict of weights ({cause(e)}): "
                         "delete it and fetch it again") from None
     if bad:
         raise UserError(f"{file}: {bad[0]} has values that are not finite: fetch it again")
@@ -339,7 +318,7 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
     try:
         return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as e:
-        raise UserError(f"the tokenizer fails on {text[:20]!r} ({_cause(e)}): fetch "
+        raise UserError(f"the tokenizer fails on {text[:20]!r} ({cause(e)}): fetch "
                         "its files again") from None
 
 
@@ -466,6 +445,12 @@ def cen(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
+def layer_norm(model, x: Float[Tensor, "... d_model"]) -> Tensor:
+    """cen(x) / scale, the scale x's own: for embeddings outside any run."""
+    x = cen(x)
+    return x / (x.pow(2).mean(-1, keepdim=True) + model.cfg.eps).sqrt()
+
+
 @dataclass(frozen=True)
 class FrozenRun:
     """One normal run, kept: what the expansion holds fixed, and what it is checked against."""
@@ -489,7 +474,7 @@ class FrozenRun:
         m = self.model
         return m.b_O + torch.einsum("lhe,lhed->ld", m.b_V, m.W_O)
 
-    def readout(self, stream: Float[Tensor, "batch pos d_model"]) -> Tensor:
+    def final_norm(self, stream: Float[Tensor, "batch pos d_model"]) -> Tensor:
         """cen(stream) / s_final, with the scale of the full run: what W_U reads. Same shape."""
         return cen(stream) / self.scales[-1]
 
@@ -630,10 +615,30 @@ def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
     return halves[0], halves[1]
 
 
+def pushes(run: FrozenRun, out: int) -> Float[Tensor, "head source"]:
+    """The push of every head on one logit at the last position, through each source position.
+
+    push[h, j] = A^h[last, j] cen(v_j W_O) W_U[:, out] / s_final, v_j = cen(x_j) / s_0 W_V + b_V
+
+    with the pattern, positions and scales of the run ("How much does a source push an out
+    token?"). Summed over the sources it is the head's push, and with those of all heads, the
+    direct path, b_O and b_U it is the logit, exactly.
+
+    Args:
+        run: of a prompt, one sequence.
+        out: the token whose logit it is.
+    """
+    m = run.model
+    v = (cen(run.x0) / run.scales[0])[0] @ m.W_V[0] + m.b_V[0][:, None]
+    direction = cen(m.W_O[0]) @ m.W_U[:, out] / run.scales[-1, 0, -1]
+    return run.patterns[0, :, 0, -1] * (v @ direction[..., None])[..., 0]
+
+
 # ===================================================================================== Losses
 
-ROWS, COLUMNS = 3072, 512  # a tile of logits: 6 MB in float32, two fit the cache that cores share
-BITS = 1.4426950408889634  # in a nat: exp(x) is 2^(BITS x), and exp2 takes half of exp's time
+# A tile of logits: 6 MB in float32, two fit the cache that cores share.
+TILE_ROWS, TILE_COLUMNS = 3072, 512
+LOG2_E = 1.4426950408889634  # in a nat: exp(x) is 2^(LOG2_E x), and exp2 takes half of exp's time
 
 
 def _tiles(n: int, size: int) -> list[slice]:
@@ -654,7 +659,7 @@ class Unembedded:
 @torch.no_grad()
 def unembed(
     run: FrozenRun,
-    readouts: dict[str, Float[Tensor, "batch pos d_model"]],
+    normed: dict[str, Float[Tensor, "batch pos d_model"]],
     combined: dict[str, tuple[str, str, str]] | None = None,
     z: Float[Tensor, "head term batch pos d_head"] | None = None,
 ) -> Unembedded:
@@ -664,7 +669,7 @@ def unembed(
 
     Logits are linear in what is read, so two kinds of losses need no unembedding of their own:
 
-        combined: (i, j, k)  of the readouts' x_i + x_j - x_k, from the logits of the three
+        combined: (i, j, k)  of the normed' x_i + x_j - x_k, from the logits of the three
         z[h, i]              of the last readout without the term z[h, i] W_O[h] of the last layer's
                              head h, a rank-d_head update: logit_v - u W_OU[:, v] with
                              u = z[h, i] / s_final and W_OU = cen(W_O[h]) W_U
@@ -673,19 +678,19 @@ def unembed(
     leaves the range that this is safe for is done again by itself. Exact up to rounding.
 
     Args:
-        readouts: run.readout(stream), or run.final for the model itself.
+        normed: run.final_norm(stream), or run.final for the model itself.
         combined: under names that no readout has.
 
     Returns:
-        losses of the readouts and the combined ones, under their names; removed, of every z[h, i].
+        losses of the normed and the combined ones, under their names; removed, of every z[h, i].
 
     Cost: an unembedding a readout, an exponential a logit and loss, d_head multiplications a logit
-    and removal. Of a readout's logits one tile of ROWS x COLUMNS exists at a time.
+    and removal. Of a readout's logits one tile of TILE_ROWS x TILE_COLUMNS exists at a time.
     """
     W_U, b_U, (batch, pos) = run.model.W_U, run.model.b_U, run.tokens.shape
-    combined, names = combined or {}, list(readouts)
+    combined, names = combined or {}, list(normed)
     first, last = names[0], names[-1]
-    x = {name: readout.flatten(0, 1) for name, readout in readouts.items()}  # [n, d_model]
+    x = {name: readout.flatten(0, 1) for name, readout in normed.items()}  # [n, d_model]
     x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in combined.items()}
     z = run.model.W_O.new_zeros(0, 0, batch, pos, run.model.W_O.shape[2]) if z is None else z
     u, W_O = (z / run.scales[-1]).flatten(2, 3), cen(run.model.W_O[-1, : len(z)])
@@ -696,11 +701,11 @@ def unembed(
     kept = {name: torch.zeros_like(y, dtype=torch.float64) for name, y in shift.items()}
     left = kept[last].new_zeros(u.shape[:3])
     low, high, worst = torch.inf, -torch.inf, 0.0
-    for columns in progress(_tiles(W_U.shape[1], COLUMNS), "unembedding"):
+    for columns in progress(_tiles(W_U.shape[1], TILE_COLUMNS), "unembedding"):
         W, b = W_U[:, columns], b_U[columns]
         W_OU = W_O @ W
-        for rows in _tiles(batch * pos, ROWS):
-            bits = {name: torch.addmm(b, x[name][rows], W, beta=BITS, alpha=BITS)
+        for rows in _tiles(batch * pos, TILE_ROWS):
+            bits = {name: torch.addmm(b, x[name][rows], W, beta=LOG2_E, alpha=LOG2_E)
                     for name in names}
             if first != last:
                 worst = max(worst, (bits[last] - bits[first]).abs_().max().item())
@@ -709,10 +714,10 @@ def unembed(
                      for name, (i, j, k) in combined.items()}
             out = torch.empty_like(bits[last])
             for name, full in bits.items():
-                full.sub_(shift[name][rows, None], alpha=BITS)
+                full.sub_(shift[name][rows, None], alpha=LOG2_E)
                 kept[name][rows] += torch.exp2(full, out=out).sum(1)
             for h, i in pairs(u):
-                torch.addmm(bits[last], u[h, i, rows], W_OU[h], alpha=-BITS, out=out)
+                torch.addmm(bits[last], u[h, i, rows], W_OU[h], alpha=-LOG2_E, out=out)
                 left[h, i, rows] += out.exp2_().sum(1)
 
     for name, y in x.items():
@@ -723,7 +728,7 @@ def unembed(
     left += torch.einsum("hind,hdn->hin", u, W_O @ to_target)
     predicting = lambda loss: loss.unflatten(-1, (batch, pos))[..., :-1]  # noqa: E731
     return Unembedded({name: predicting(loss) for name, loss in kept.items()}, predicting(left),
-                      worst / BITS, low / BITS, high / BITS)
+                      worst / LOG2_E, low / LOG2_E, high / LOG2_E)
 
 
 def _log(total: Float[Tensor, " n"], shift: Tensor, read, W_U: Tensor, b_U: Tensor) -> Tensor:
@@ -759,6 +764,72 @@ def total_variation(
 ) -> Float[Tensor, "..."]:
     """1/2 sum over keys of |p - q|, mean over rows and over the batch axis -3. In [0, 1]."""
     return (p - q).abs().sum(-1).mean((-1, -2)) / 2
+
+
+@dataclass(frozen=True)
+class ScoreGroups:
+    """Scores of one layer-1 head, unmasked, by what layer 0 prepared: [batch, query, key] each."""
+
+    none: Tensor
+    Q: Tensor
+    K: Tensor
+    QK: Tensor
+    K_of_head: Float[Tensor, "h1 batch query key"]  # K, one layer-0 head's moved key alone
+
+    def total(self) -> Tensor:
+        """The head's scores; above the diagonal they are what the mask then hides."""
+        return self.none + self.Q + self.K + self.QK
+
+
+@torch.no_grad()
+def score_groups(
+    run: FrozenRun, paths: Paths, h2: int, bias_is_moved: bool = False
+) -> ScoreGroups:
+    """Split the scores of layer-1 head h2 by path ("The attention scores as a sum of paths").
+
+    s_ij = (d_i + m_i) W_QK (d_j + m_j) / sqrt(d_head), query and key each split into the direct
+    part d = cen(x0 + b_O(0)) / s1 (with b_Q or b_K) and the moved part m = cen(sum_h1 o0[h1]) / s1:
+    none (d, d), Q (m, d), K (d, m), QK (m, m). Exact up to rounding.
+    """
+    m, s1, b0 = run.model, run.scales[1], run.b_O[0]
+    W_Q, W_K = m.W_Q[1, h2], m.W_K[1, h2]
+    read = cen(run.x0 if bias_is_moved else run.x0 + b0) / s1
+    moved = paths.z_single[0] / s1  # [h1, batch, pos, d_head]; moved @ cen(W_O) is cen(o0) / s1
+    W_O = cen(m.W_O[0])[:, None]
+    q_moved, k_moved = moved @ (W_O @ W_Q), moved @ (W_O @ W_K)
+    extra = cen(b0) / s1 if bias_is_moved else torch.zeros_like(read)
+    q = (read @ W_Q + m.b_Q[1, h2], q_moved.sum(0) + extra @ W_Q)
+    k = (read @ W_K + m.b_K[1, h2], k_moved.sum(0) + extra @ W_K)
+    scale = m.cfg.attn_scale
+    group = lambda a, b: a @ b.transpose(-1, -2) / scale  # noqa: E731
+    return ScoreGroups(group(q[0], k[0]), group(q[1], k[0]), group(q[0], k[1]),
+                       group(q[1], k[1]), group(q[0], k_moved))
+
+
+@torch.no_grad()
+def repeated_tokens(model, n_ids: int, n_rows: int, seed: int) -> Tensor:
+    """Rows of BOS and n_ids random tokens, twice over: [n_rows, 1 + 2 n_ids].
+
+    The ids of a row are all different (so that each has one first occurrence) and not special.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    special = set(model.tokenizer.all_special_ids)
+    usable = torch.tensor([i for i in range(model.cfg.d_vocab) if i not in special])
+    n_ids = min(n_ids, len(usable))
+    rows = torch.stack([usable[torch.randperm(len(usable), generator=generator)[:n_ids]]
+                        for _ in range(n_rows)])
+    bos = torch.full((n_rows, 1), model.tokenizer.bos_token_id)
+    return torch.cat([bos, rows, rows], 1).to(model.cfg.device)
+
+
+def induction_scores(run: FrozenRun) -> Float[Tensor, "layer head batch"]:
+    """Mean attention from each token of the second half to the one after its first occurrence.
+
+    For a run on repeated_tokens: query 1 + n + i, key 1 + i + 1, so n - 1 back, i = 0 .. n - 1.
+    """
+    n = (run.tokens.shape[1] - 1) // 2
+    back = run.patterns.diagonal(1 - n, -2, -1)  # entry j: query n - 1 + j, key j
+    return back[..., 2 : n + 2].mean(-1)
 
 
 # ================================================================================ Composition
@@ -825,6 +896,7 @@ def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tenso
 REAL = 1e-6  # an eigenvalue l is real, or without real part, if that part is within REAL |l| of 0
 TIE = 1e-12  # of ||a|| ||b||: two entries of a row that differ by less are a tie, whatever the tile
 
+
 # A circuit is a product A B, [source, out]: for an OV circuit A = W_E W_V and B = W_O W_U. The
 # article's M = P Q is its transpose, [out, source], so P = B^T and Q = A^T; the eigenvalues, the
 # diagonal and the trace of the two are the same. [n, n] is never built; every kernel is float64.
@@ -845,6 +917,21 @@ def circuit_eigenvalues(
     """
     small = (B.double() @ A.double()).cpu()
     return torch.linalg.eigvals(small), small.diagonal(0, -2, -1).sum(-1)
+
+
+def match_eigenvalues(large: Tensor, small: Tensor) -> tuple[float, float]:
+    """The eigenvalues of a large matrix against those of its small side, each with the nearest
+    that is left: exact as long as the differences are smaller than the gaps.
+
+    Returns:
+        the largest difference, and the largest |l| of the large matrix that is left over.
+    """
+    distance, left = (small[:, None] - large).abs(), torch.ones(len(large), dtype=torch.bool)
+    worst = 0.0
+    for i in small.abs().argsort(descending=True).tolist():
+        j = int(distance[i].where(left, torch.inf).argmin())
+        worst, left[j] = max(worst, distance[i, j].item()), False
+    return worst, large[left].abs().max().item() if left.any() else 0.0
 
 
 def copy_score(eigenvalues: Tensor) -> Float[Tensor, "..."]:
@@ -898,524 +985,37 @@ def self_rank(
     for a, b, rank in progress([*zip(A, B.double(), ranks)], "places of tokens"):
         x = a[ids].double()
         own = (x * b[:, ids].T).sum(1) - TIE * b.norm(dim=0).max() * x.norm(dim=1)
-        for columns in _tiles(b.shape[1], 4 * COLUMNS):
+        for columns in _tiles(b.shape[1], 4 * TILE_COLUMNS):
             for rows in _tiles(len(x), block):  # the token itself is one of those it counts
                 rank[rows] += (x[rows] @ b[:, columns]).ge_(own[rows, None]).sum(1).long()
     return ranks.cpu()
 
 
-# ================================================================================= Comparison
+def random_heads(model, reading: str, n_heads: int, seed: int) -> Float[Tensor, "draw d_head"]:
+    """The eigenvalues of n_heads random heads of a model's shapes ("What the paper found").
 
-PUBLISHED = HERE / "results" / "published"
-ROUNDING = 4  # units of relative rounding of its dtype that a run may be off beside a printed digit
-AGREES, DIFFERS, MISSING = "agrees", "DIFFERS", "MISSING"
-EXPLAINED, STALE, NOT_COMPARED = "explained", "EXPLAINED, BUT AGREES", "not compared"
-DISAGREE = (DIFFERS, MISSING, STALE)
-OTHER_MODEL, OTHER_TEXT = "of another model", "of another text"
-
-
-def read_published(stem: str) -> dict:
-    """What the article prints: {source, model, rows_sha256 of its text, on_text (the keys that
-    depend on it), entries, paper, explained}. Data: no run writes it."""
-    try:
-        published, explained = (json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
-                                for name in (stem, "explained"))
-        explained = {e["key"]: e for e in explained.get(stem, [])}
-        return {**published, "entries": published["entries"], "explained": explained}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
-        raise UserError(f"cannot read {stem}.json and explained.json in {PUBLISHED} ({_cause(e)}): "
-                        "fetch them again with the scripts") from None
-
-
-def look_up(results: dict, key: str):
-    """The value under a dotted key of a results file's sections; None where there is none."""
-    value = results["sections"]
-    for part in key.split("."):
-        try:
-            value = value[int(part)] if isinstance(value, list) else value[part]
-        except (LookupError, TypeError, ValueError):
-            return None
-    return value
-
-
-def is_number(x) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
-
-
-def _leaves(value, key: str = ""):
-    """(key, value) of everything in a results tree that is no table or list."""
-    items = value.items() if isinstance(value, dict) else (
-        [*enumerate(value)] if isinstance(value, list) else None)
-    if items is None:
-        yield key, value
-    elif not items:
-        yield key, value  # nothing in it, which is something to compare
-    for k, v in items or ():
-        yield from _leaves(v, f"{key}.{k}" if key else str(k))
-
-
-def miss(entry: dict, ours, results: dict) -> float:
-    """By how much ours misses a published entry, in units of the last printed digit; 0 where the
-    two agree, 1 for a wrong word or a value of another type.
-
-    exact    the same; to 1e-9 where it is computed (toys)
-    rounded  within half a unit, and the rounding error of the run's dtype
-    bound    at most 4 times what is printed
-    range    every value within the two ends, rounded as they are
-    sampled  draws that overlap the published range; one value within 4 standard errors of it
-    """
-    kind, value, decimals = entry["kind"], entry["value"], entry["decimals"]
-    unit = 10.0 ** -(decimals or 0)
-    half = 0.0 if decimals is None else unit / 2
-    error = ROUNDING * torch.finfo(DTYPES[results["meta"]["dtype"]]).eps
-    found = dict(_leaves(ours))
-    if kind in ("exact", "rounded"):
-        wanted = dict(_leaves(value))
-        if wanted.keys() != found.keys():
-            return 1.0
-        slack = (lambda x: half + error * abs(x)) if kind == "rounded" else (
-            lambda x: 1e-9 * max(1, abs(x)) if isinstance(x, float) else 0)
-        off = max(_off(wanted[k], x, slack(x) if is_number(x) else 0, unit)
-                  for k, x in found.items())
-        return min(off, 1.0) if decimals is None else off  # a wrong head is a wrong word
-    if not found or not all(map(is_number, found.values())):
-        return 1.0
-    low, high = min(found.values()), max(found.values())
-    if kind == "bound":
-        high = max(high, -low)
-        return 0.0 if high <= 4 * value else high / unit
-    if kind == "sampled" and is_number(value):
-        sd = look_up(results, entry["spread"])
-        return _off(value, low, half + 4 * sd / entry["n"]**0.5, unit) if is_number(sd) else 1.0
-    first, last = (v if v is not None else end for v, end in zip(value, (-torch.inf, torch.inf)))
-    if kind == "sampled":
-        low, high = high, low
-    beyond = max(first - low, high - last, 0.0)
-    return beyond / unit if beyond > half + error * max(abs(low), abs(high)) else 0.0
-
-
-def _off(wanted, ours, slack: float, unit: float) -> float:
-    if not (is_number(wanted) and is_number(ours)):
-        return float(wanted != ours or is_number(wanted) != is_number(ours))
-    return 0.0 if abs(ours - wanted) <= slack else max(1.0, round(abs(ours - wanted) / unit))
-
-
-def shown(entry: dict, ours) -> str:
-    """Our value as the article would print it."""
-    decimals = entry["decimals"]
-    if ours is None:
-        return "-"
-    if isinstance(ours, list) and ours != entry["value"]:  # its sentence has room for no other list
-        entry = {k: v for k, v in entry.items() if k != "format"}
-    if "format" in entry:
-        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            return entry["format"].format(ours, **ours if isinstance(ours, dict) else {})
-    if isinstance(ours, list):
-        return "[" + ", ".join(shown(entry, x) for x in ours) + "]"
-    if not is_number(ours) or decimals is None:
-        return ours if isinstance(ours, str) else f"{ours:.3g}" if is_number(ours) else repr(ours)
-    if entry["kind"] == "bound":
-        return f"{ours:.1e}"
-    sign = "+" if entry["printed"].startswith("+") else ""
-    return f"{round(ours, decimals):{sign},.{max(decimals, 0)}f}"
-
-
-def compare(published: dict, results: dict) -> list[dict]:
-    """Every published entry against a run's results, in the article's order.
-
-    Returns:
-        a row each: {key, section, printed, ours, difference, verdict, miss, why}. What belongs to
-        another model or text than the run's, or is marked as not comparable, is not compared.
-    """
-    meta, rows = results["meta"], []
-    # of a public name, the hub's model alone and no folder of that name
-    same_model = meta.get("model") == published.get("model") and (
-        meta.get("revision") is not None or published.get("model") not in PUBLIC)
-    same_text = meta.get("rows_sha256") == published.get("rows_sha256")
-    for e in published["entries"]:
-        ours = look_up(results, e["key"])
-        on_text = e["key"].startswith(tuple(published.get("on_text", ())))
-        why = e.get("reason") or (OTHER_MODEL if not same_model else
-                                  OTHER_TEXT if on_text and not same_text else "")
-        if e["kind"] != "not comparable" and (e.get("model_independent") or not why):
-            off, known = miss(e, ours, results), published["explained"].get(e["key"])
-            verdict, why = MISSING if ours is None else DIFFERS if off else AGREES, ""
-            if known and verdict == AGREES or known and ours == known["ours"]:
-                verdict, why = EXPLAINED if off else STALE, known["reason"]
-        else:
-            off, verdict = 0.0, NOT_COMPARED
-        both = is_number(ours) and is_number(e["value"])
-        small = (e["decimals"] or -1) >= 0 and e["kind"] != "bound"
-        digits = f"+.{e['decimals'] + 1}f" if small else "+.3g"
-        rows.append({"key": e["key"], "section": e["section"], "printed": e["printed"],
-                     "ours": shown(e, ours), "verdict": verdict, "miss": off, "why": why,
-                     "difference": format(ours - e["value"], digits) if both else ""})
-    return rows
-
-
-def compare_results(a: dict, b: dict, rtol: float) -> list[dict]:
-    """Two results files: every value of the one against the other's, rows as compare gives them.
-    Numbers that are no counts agree within rtol, relative above 1 and absolute below."""
-    ours, theirs = (dict(_leaves(r["sections"])) for r in (a, b))
-    rows = []
-    for key in sorted(ours.keys() | theirs.keys()):
-        x, y = ours.get(key), theirs.get(key)
-        close = key in ours and key in theirs and type(x) is type(y) and (
-            abs(x - y) <= rtol * max(1, abs(x), abs(y)) if isinstance(x, float) else x == y)
-        missing = key not in ours or key not in theirs
-        both = is_number(x) and is_number(y)
-        rows.append({"key": key, "section": "", "printed": repr(x), "ours": repr(y), "miss": 0.0,
-                     "verdict": AGREES if close else MISSING if missing else DIFFERS, "why": "",
-                     "difference": f"{y - x:+.3g}" if both else ""})
-    return rows
-
-
-def print_comparison(rows: list[dict], log: Log, every: bool) -> None:
-    """The summary of a comparison, and its rows: every one, or only what does not agree."""
-    count = {v: sum(r["verdict"] == v for r in rows) for v in (AGREES, *DISAGREE, EXPLAINED)}
-    compared = sum(count.values())
-    log(f"  {compared} of {len(rows)} compared: {count[AGREES]} agree, "
-        f"{sum(count[v] for v in DISAGREE)} disagree, {count[EXPLAINED]} explained")
-    for why in sorted({r["why"] for r in rows if r["verdict"] == NOT_COMPARED}):
-        log(f"  {sum(r['why'] == why for r in rows)} not compared: {why}")
-    section = ""  # the rows of two results files have none
-    for r in rows:
-        if r["verdict"] in (*DISAGREE, EXPLAINED) or (
-                every and r["why"] not in (OTHER_MODEL, OTHER_TEXT)):
-            if r["section"] != section:
-                section = r["section"]
-                log(f"  {section}")
-            log(f"    {r['key']:<44} {r['printed']:>14} {r['ours']:>14} {r['difference']:>8}  "
-                f"{r['verdict']}" + (f": {r['why']}" if r["why"] else ""))
-
-
-def print_context(published: dict, results: dict, log: Log) -> None:
-    """The paper's own figures beside ours: other models, never compared."""
-    log("== THE PAPER'S OWN FIGURES, OF OTHER MODELS: FOR CONTEXT, NEVER COMPARED")
-    for p in published["paper"]:
-        ours = look_up(results, p["beside"]) if p.get("beside") else None
-        ours = f"{ours:.4g}" if isinstance(ours, float) else "-" if ours is None else str(ours)
-        log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {ours}")
-
-
-def diff(script: Script, args: argparse.Namespace) -> dict:
-    """--diff: the published numbers against a results file, or one results file against another.
-
-    Raises:
-        SystemExit: with 1 if anything disagrees. UserError: a file cannot be read.
-    """
-    files = [pathlib.Path(f) for f in args.diff]
-    files = files or [output_dirs(args, script.model)[0] / f"{script.stem}.json"]
-    if len(files) > 2:
-        raise UserError("--diff takes a results file, or two: python "
-                        f"{script.file} --diff A.json B.json")
-    results, log = [read_results(f, script) for f in files], Log()
-    if len(files) == 2:
-        log(f"== {files[0]} AGAINST {files[1]} (to {args.rtol:g}, relative above 1)")
-        a, b = (dict(_leaves(r["meta"])) for r in results)
-        for key in sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k)):
-            log(f"  meta.{key}: {a.get(key)} | {b.get(key)}")
-        rows = compare_results(*results, args.rtol)
-        print_comparison(rows, log, every=False)
-    else:
-        published = read_published(script.stem)
-        name = files[0].relative_to(HERE) if files[0].is_relative_to(HERE) else files[0]
-        log(f"== WHAT THE ARTICLE PRINTS AGAINST {name}: printed, ours, ours - printed")
-        rows = compare(published, results[0])
-        print_comparison(rows, log, every=True)
-        if published["paper"]:
-            print_context(published, results[0], log)
-    if any(r["verdict"] in DISAGREE for r in rows):
-        raise SystemExit(1)
-    return results[0]
-
-
-# ================================================================================ Open choices
-
-
-def sweep(
-    script: Script, args: argparse.Namespace, analyse, alternatives: dict[str, list]
-) -> dict:
-    """Try every setting of what the article leaves open, and see which one its numbers speak for.
-
-    The groups of script.sweeps are tried in turn, the choices of a group jointly and the earlier
-    winners kept. A setting's merit is how many published numbers it reproduces, then the sum of
-    misses; where equal settings differ in a choice, that choice is not identifiable.
+    Drawn on the CPU from a private generator, afresh for each head. At the shapes of attn-only-1l
+    "factors" with seed 0 draws every figure that the article prints of its random heads.
 
     Args:
-        analyse: analyse(choices) gives (analysis, meta); a UserError rules the setting out.
-        alternatives: the values of each choice, the default first.
-
-    Writes sweep_{stem}.json and its log.
+        reading: "factors": both factors of the circuit are Gaussian; "all": W_E, W_V, W_O and W_U
+            are; "head": W_V and W_O are, between the model's own W_E and W_U.
     """
-    published, log, groups = read_published(script.stem), Log(), []
-    choices = {name: values[0] for name, values in alternatives.items()}
-    analysis, meta = analyse(choices)
-    results = {"meta": meta, "sections": {}}
-    _recompute(script, analysis, results, {name for name, *_ in script.sections})
-    log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR ({meta['model']})")
-    log("  * no other setting of the group does better")
-    for affects in script.sweeps:
-        group = _sweep_group(script, published, results, analyse, choices, alternatives, affects)
-        choices, results = choices | group["winner"], group.pop("results")
-        _print_group(group, log)
-        groups.append(group)
-    log("  the defaults stay as they are until somebody who has the weights changes them")
-    found = {"meta": meta, "groups": groups, "winner": choices}
-    wrote = write_results(results_dir(args, script.model), f"sweep_{script.stem}", found, log)
-    notice("wrote " + ", ".join(map(str, wrote)))
-    return found
-
-
-def _recompute(script: Script, analysis, results: dict, names: set[str]) -> None:
-    for name, compute, _ in script.sections:
-        if name in names:
-            results["sections"][name] = compute(analysis, results)
-
-
-def _sweep_group(script, published, results, analyse, choices, alternatives, affects) -> dict:
-    """All settings of one group of choices; `affects` maps each to the sections that it changes."""
-    names, settings, best = list(affects), [], None
-    touched = {"claims"}.union(*affects.values())
-    now, results = choices, {"meta": results["meta"], "sections": dict(results["sections"])}
-    for values in progress([*itertools.product(*(alternatives[n] for n in names))], "settings"):
-        one = dict(zip(names, values))
-        try:
-            analysis, _ = analyse(choices | one)
-        except UserError as e:
-            settings.append({"setting": one, "ruled_out": str(e)})
-            continue
-        changed = [affects[n] for n in names if now[n] != one[n]]
-        _recompute(script, analysis, results, {"claims"}.union(*changed) if changed else set())
-        now = choices | one
-        settings.append({"setting": one} | _reproduced(published, results, touched))
-        if best is None or _merit(settings[-1]) > _merit(best[0]):
-            best = settings[-1], dict(results["sections"])
-    equal = [s["setting"] for s in settings if "misses" in s and _merit(s) == _merit(best[0])]
-    default = {n: choices[n] for n in names}
-    tried = {n: {repr(s["setting"][n]) for s in settings if "misses" in s} for n in names}
-    return {"choices": names, "settings": settings, "equal": equal,
-            "winner": default if default in equal else best[0]["setting"],
-            "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1],
-            "not_tried": [n for n in names if len(tried[n]) < 2],
-            "results": {"meta": results["meta"], "sections": best[1]}}
-
-
-def _reproduced(published: dict, results: dict, touched: set[str]) -> dict:
-    """How many of the published numbers of the touched sections the results have, and the misses,
-    in units of the last printed digit."""
-    rows = [r for r in compare(published, results) if r["verdict"] != NOT_COMPARED
-            and r["key"].split(".")[0] in touched]
-    worst = max(rows, key=lambda r: r["miss"], default=None)
-    return {"reproduced": sum(not r["miss"] for r in rows), "of": len(rows),
-            "misses": float(sum(r["miss"] for r in rows)),
-            "largest_miss": worst and {"key": worst["key"], "units": worst["miss"]}}
-
-
-def _merit(setting: dict) -> tuple:
-    return setting["reproduced"], -setting["misses"]
-
-
-def _print_group(group: dict, log: Log) -> None:
-    say = lambda setting: ", ".join(f"{k} {v!r}" for k, v in setting.items())  # noqa: E731
-    log(f"  {', '.join(group['choices'])}: {len(group['settings'])} settings")
-    for s in group["settings"]:
-        if "ruled_out" in s:
-            log(f"    {say(s['setting'])}: not possible here ({s['ruled_out'].split(':')[0]})")
-            continue
-        worst = s["largest_miss"]
-        log(f"    {say(s['setting'])}: {s['reproduced']} of {s['of']} published numbers; largest "
-            + (f"miss {worst['units']:.0f} units ({worst['key']})" if worst and worst["units"]
-               else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
-    log(f"    wins: {say(group['winner'])}; cannot be told apart: "
-        f"{', '.join(group['not_identifiable']) or 'none'}"
-        + "; nothing else to try here: " * bool(group["not_tried"])
-        + ", ".join(group["not_tried"]))
-
-
-# ==================================================================================== Figures
-
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
-SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"  # colour-blind safe, as COLOURS (Okabe and Ito) are
-STYLE = {
-    "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10,
-    "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "figure.titlesize": 12,
-    "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200,
-    "image.interpolation": "nearest", "svg.hashsalt": "circuits",  # the same file every time
-    "text.parse_math": False,  # a token may be "$$"
-    "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08,
-}
-
-
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **subplots):
-    """A Figure of width x height inches whose parts keep clear of each other, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, **subplots)
-
-
-@functools.cache
-def _drawable() -> frozenset[int]:
-    from matplotlib import font_manager
-
-    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
-
-
-def drawable(text: str) -> str:
-    """A text for a figure: what is no printable sign of its font is written as Python escapes it,
-    so that no token or file name can break the figure."""
-    return "".join(_signs(text))
-
-
-def _signs(text: str) -> list[str]:
-    return [c if c.isprintable() and ord(c) in _drawable() else ascii(c)[1:-1] for c in text]
-
-
-def label(token: str, limit: int = 18) -> str:
-    """A token in quotes for a figure, as drawable() writes it; one that is longer than `limit`
-    ends in an ellipsis."""
-    signs, short = _signs(token), ""
-    if sum(map(len, signs)) <= limit:
-        return f"'{''.join(signs)}'"
-    while len(short) + len(signs[0]) < limit:
-        short += signs.pop(0)
-    return f"'{short}…'"
-
-
-def heat_map(ax, values, rows: list[str], columns: list[str], bar: str, digits: int | None = 2,
-             limits: tuple[float, float] | None = None, diverging: bool = False):
-    """values [row, column] as coloured cells with their numbers in them (digits None: without; and
-    without where they would not fit), and a colour bar with the label `bar`, if there is one.
-    Diverging scales are centred on zero."""
-    import numpy as np
-
-    values = np.asarray(values, dtype=float)
-    if limits is None:
-        limits = (values.min(), values.max()) if not diverging else (-abs(values).max(), 0)
-    low, high = (-max(map(abs, limits)), max(map(abs, limits))) if diverging else limits
-    image = ax.imshow(values, cmap=DIVERGING if diverging else SEQUENTIAL, vmin=low, vmax=high,
-                      aspect="auto")
-    ax.set_xticks(range(len(columns)), columns, rotation=0 if font_size(ax, columns, 9) else 90)
-    ax.set_yticks(range(len(rows)), rows)
-    cells = [[f"{v:z.{digits or 0}f}" for v in row] for row in values]
-    size = font_size(ax, max(cells, key=lambda row: max(map(len, row))), 9, 8, 7)
-    for (i, j), v in np.ndenumerate(values) if digits is not None and size else ():
-        ax.text(j, i, cells[i][j], ha="center", va="center", fontsize=size,
-                color=ink(image.cmap(image.norm(v))))
-    for axis, n in ((ax.xaxis, len(columns)), (ax.yaxis, len(rows))):
-        axis.set_ticks([i + 0.5 for i in range(n - 1)], minor=True)
-    ax.grid(which="minor", color="white", linewidth=0.6)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(which="both", length=0)
-    return ax.figure.colorbar(image, ax=ax, label=bar) if bar else None
-
-
-def ink(colour) -> str:
-    """Black or white, whichever can be read on a colour."""
-    from matplotlib.colors import to_rgb
-
-    r, g, b = to_rgb(colour)
-    return "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else "black"
-
-
-def font_size(ax, texts: list[str], *sizes: float) -> float | None:
-    """The first of the sizes at which these texts have room side by side across the axes."""
-    room = ax.figure.get_figwidth() * ax.get_position().width / len(texts)
-    return next((s for s in sizes if text_width(max(texts, key=len), s) + 0.05 < room), None)
-
-
-def heat_maps(axes, maps, rows: list[str], columns: list[str], bar: str, digits: int | None = 2,
-              diverging: bool = False):
-    """A heat map on each of the axes, all on one scale from zero, or on both sides of it, and one
-    colour bar for them."""
-    import numpy as np
-
-    limits = (0, np.nanmax(np.abs(maps)))
-    for ax, values in zip(axes, maps):
-        heat_map(ax, values, rows, columns, "", digits, limits, diverging)
-    return axes[0].figure.colorbar(axes[0].images[0], ax=list(axes), label=bar)
-
-
-def headline(figure, results: dict, text: str) -> None:
-    """The title of a figure: the model, and what is seen of it."""
-    text = f"{drawable(results['meta']['model'])[:40]}: {text}"
-    figure.suptitle(textwrap.fill(text, int(10 * figure.get_figwidth())))
-
-
-def text_width(text: str, size: float) -> float:
-    """Inches that a text takes."""
-    from matplotlib.textpath import TextPath
-
-    return TextPath((0, 0), text, size=size).get_extents().width / 72 if text else 0.0
-
-
-def bars(ax, groups: list[str], series: dict[str, list[float]],
-         form: str | tuple | None = "{:z.2f}", errors: dict | None = None):
-    """The values of every series side by side in each group, from a line at zero; each with its
-    number as `form` writes it (a tuple: of each series; None: without) unless the bars are more
-    than 24, and with its error bar where errors {series: values} has one. More than one series has
-    a legend."""
-    width = 0.8 / len(series)
-    for i, (name, values) in enumerate(series.items()):
-        x = [g + (i + 0.5) * width - 0.4 for g in range(len(values))]
-        drawn = ax.bar(x, values, 0.94 * width, label=name, color=COLOURS[i],
-                       yerr=(errors or {}).get(name), error_kw={"elinewidth": 1, "capsize": 3})
-        if form and len(groups) * len(series) <= 24:
-            ax.bar_label(drawn, fmt=form if isinstance(form, str) else form[i], padding=2,
-                         fontsize=8)
-    ax.set_xticks(range(len(groups)), groups)
-    ax.tick_params(axis="x", length=0)
-    ax.spines["bottom"].set_visible(False)
-    ax.axhline(0, color="black", linewidth=0.8, clip_on=False)
-    middle, half = (len(groups) - 1) / 2, max(len(groups), 2) / 2 + 0.1
-    ax.set_xlim(middle - half, middle + half)
-    ax.margins(y=0.12)
-    if len(series) > 1:
-        ax.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
-
-
-def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draw a script's figures from its results, each as PNG and SVG, whole or not at all. One that
-    these results have nothing for is not there afterwards, nor what an earlier run drew."""
-    import matplotlib
-
-    wrote, file = [], folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_parts(folder / f"{stem}.{x}" for stem, *_ in script.figures for x in ("png", "svg"))
-        with matplotlib.rc_context(STYLE):
-            for stem, section, plot in progress(script.figures, "figures"):
-                figure = plot(results["sections"][section], results)
-                for suffix, no in ("png", "Software"), ("svg", "Date"):
-                    file = folder / f"{stem}.{suffix}"
-                    if figure is None:
-                        file.unlink(missing_ok=True)
-                        continue
-                    with whole(file) as part:
-                        figure.savefig(part, format=suffix, metadata={no: None})
-                    wrote.append(file)
-    except OSError as e:
-        raise UserError(f"cannot write {file}: {e.strerror}; take --no-figures, or name another "
-                        "folder with --out DIR") from None
-    except (LookupError, TypeError, ValueError, AttributeError) as e:
-        raise UserError(f"these results have not what {stem} draws ({_cause(e)}): run python "
-                        f"{script.file} anew") from None
-    return wrote
-
-
-# ===================================================================================== Report
-
-
-class Log:
-    """Prints the lines of the article's log and keeps them for the file."""
-
-    def __init__(self):
-        self.lines: list[str] = []
-
-    def __call__(self, line: str = "") -> None:
-        print(line, flush=True)
-        self.lines.append(line)
+    cfg = model.cfg
+    n, d, e = cfg.d_vocab, cfg.d_model, cfg.d_head
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    core = (model.W_U.double() @ model.W_E.double()).cpu() if reading == "head" else None
+    found = []
+    for _ in progress(range(n_heads), "random heads"):
+        if reading == "factors":
+            A, B = draw(n, e), draw(e, n)
+        elif reading == "all":
+            A, B = draw(n, d) @ draw(d, e), draw(e, d) @ draw(d, n)
+        else:  # B A is W_O W_U W_E W_V however it is bracketed
+            A, B = core @ draw(d, e), draw(e, d)
+        found.append(circuit_eigenvalues(A, B)[0])
+    return torch.stack(found)
 
 
 def progress(items: list, what: str):
@@ -1425,305 +1025,5 @@ def progress(items: list, what: str):
     return tqdm(items, desc=what, file=sys.stderr, delay=2, leave=False)
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line, like every other of ours."""
-
-    def error(self, message: str):
-        raise UserError(f"{message} (see --help)")
-
-
-def whole_number(text: str) -> int:
-    """For argparse: from 0 to 2^31 - 1, more than any size or seed needs."""
-    if not (text.isascii() and text.isdigit() and int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**31 - 1}")
-    return int(text)
-
-
-def tolerance(text: str) -> float:
-    """For argparse: a number from 0 up."""
-    with contextlib.suppress(ValueError):
-        if 0 <= float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-
-
-def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 256) -> Parser:
-    """The options that all scripts on a real model share; the rest are their defaults."""
-    p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", default=model, help="TransformerLens name of an attention-only "
-                   f"model, mini (bundled), or a model folder (default {model})")
-    p.add_argument("--device", default="cpu", help="cpu, cuda, ... (default cpu)")
-    p.add_argument("--dtype", default="float32", choices=sorted(DTYPES),
-                   help="of all that is computed on the model (default float32)")
-    p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
-                   "test split; the bundled sample for mini)")
-    p.add_argument("--tokens", type=whole_number, help=f"tokens in all (default {n_tokens})")
-    p.add_argument("--seq-len", type=whole_number, help="tokens of a sequence, BOS counted "
-                   f"(default {seq_len}, or the model's context where that is shorter)")
-    p.add_argument("--seed", type=whole_number, default=0, help="of the random draws (default 0)")
-    p.add_argument("--sweep", action="store_true", help="try every setting of what the article "
-                   "leaves open, and say which one the published numbers speak for")
-    output_options(p, "results/ and figures/, with /<model> for other models")
-    return p
-
-
-def output_options(p: Parser, default: str) -> None:
-    """What all scripts do with results: where they go, their figures."""
-    p.add_argument("--out", metavar="DIR", type=pathlib.Path,
-                   help=f"where results go, figures to DIR/figures (default {default})")
-    p.add_argument("--no-figures", action="store_true", help="write no figures")
-    p.add_argument("--figures-only", action="store_true",
-                   help="draw them again from the results that are there, without a model")
-    p.add_argument("--diff", nargs="*", metavar="FILE", help="compare the results that are there, "
-                   "or those in FILE, with what the article prints; two files with each other")
-    p.add_argument("--rtol", type=tolerance, default=1e-4, help="how close the numbers of two "
-                   "files have to be, relative above 1 and absolute below (default 1e-4)")
-
-
-@dataclass(frozen=True)
-class Script:
-    """What the shared options need to know of a script."""
-
-    file: str  # circuits_part5.py: its results are part5.json, published/part5.json what it checks
-    sections: list  # (name, compute, print) in the order of the log
-    figures: list  # (file name, section, plot); plot(section, results) gives a Figure, or None
-    model: str = ""  # the published one; a toy has none
-    sweeps: list = dataclasses.field(default_factory=list)  # {open choice: sections it changes}
-
-    @property
-    def stem(self) -> str:
-        return self.file.removeprefix("circuits_").removesuffix(".py")
-
-
-def output_dirs(args: argparse.Namespace, published: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """Where results go, and where figures go; UserError where others would be lost."""
-    if args.out:
-        if args.out.resolve() == PUBLISHED:
-            raise UserError(f"--out {args.out} holds what the article prints: name another folder")
-        return args.out, args.out / "figures"
-    folder = "mini" if args.model in BUNDLED else pathlib.Path(args.model).resolve().name
-    folder = "" if args.model == published else folder
-    if folder in ("mini", PUBLISHED.name) and args.model not in BUNDLED or (
-            not folder and args.model != published):
-        raise UserError(f"results of a model folder named {folder} would replace others in "
-                        f"results/{folder}: rename it, or name another place with --out DIR")
-    return HERE / "results" / folder, HERE / "figures" / folder
-
-
-def results_dir(args: argparse.Namespace, published: str) -> pathlib.Path:
-    """The folder for results, made if need be; UserError where it cannot be written to."""
-    out = output_dirs(args, published)[0]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as e:
-        raise UserError(f"cannot write to {out}: {e.strerror}; name another folder with --out "
-                        "DIR") from None
-    return out
-
-
-def run_meta(
-    script: str, source: dict, text: dict, args: argparse.Namespace, choices: dict
-) -> dict:
-    """What made a results file: model, text, settings and versions. No times."""
-    packages = ("torch", "transformer_lens", "transformers", "tokenizers", "datasets", "numpy")
-    versions = {p: importlib.metadata.version(p) for p in packages}
-    return {"script": script, **source, **text, "processing": PROCESSING, "dtype": args.dtype,
-            "device": args.device, "seed": args.seed, "choices": choices,
-            "versions": versions | {"python": platform.python_version()}}
-
-
-def part_of(file: pathlib.Path) -> pathlib.Path:
-    """The hidden file that a file is while it is being written."""
-    return file.with_name(f".{file.name}.part")
-
-
-def remove_parts(files) -> None:
-    """Remove what is left of these files where a run was killed while it wrote them."""
-    for file in files:
-        with contextlib.suppress(OSError):
-            part_of(file).unlink()
-
-
-@contextlib.contextmanager
-def whole(file: pathlib.Path):
-    """A hidden file to write to: it takes the file's place, or nothing of it is left."""
-    try:
-        yield part_of(file)
-        os.replace(part_of(file), file)
-    finally:
-        remove_parts([file])
-
-
-def check_finite(results: dict) -> None:
-    bad = next(not_finite(results), None)
-    if bad is not None:
-        raise UserError(f"{bad} is not finite; nothing was written (are the weights sound?)")
-
-
-def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list[pathlib.Path]:
-    """Write {stem}.json and {stem}_stdout.txt, whole or not at all; returns their paths.
-
-    The log is replaced first. Where a run is killed before the JSON is, that one's meta.log_sha256
-    is not the log's, and read_results says so.
-    """
-    check_finite(results)
-    text = "\n".join(log.lines) + "\n"
-    results["meta"]["log_sha256"] = sha256(text)
-    data = json.dumps(results, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    json_file, log_file = files = [out / f"{stem}.json", out / f"{stem}_stdout.txt"]
-    old_log, had_log = out / f"{stem}_stdout.txt.old", log_file.exists()
-    try:
-        for file, content in zip(files, (data, text)):
-            if file.exists() and not os.access(file, os.W_OK):
-                raise PermissionError(errno.EACCES, f"{file.name} is read-only")
-            part_of(file).write_text(content, encoding="utf-8", newline="")
-        if had_log:
-            shutil.copyfile(log_file, part_of(old_log))
-        os.replace(part_of(log_file), log_file)
-        try:
-            os.replace(part_of(json_file), json_file)
-        except BaseException:
-            if had_log:
-                os.replace(part_of(old_log), log_file)
-            else:
-                log_file.unlink()
-            raise
-    except OSError as e:
-        raise UserError(f"cannot write results to {out}: {e.strerror}; what was there is as it "
-                        "was (name another folder with --out DIR)") from None
-    finally:
-        remove_parts([*files, old_log])
-    return files
-
-
-def read_results(file: pathlib.Path, script: Script) -> dict:
-    """A results file of this script; UserError if it is none, or holds what is not finite."""
-    why = None
-    try:
-        if not file.is_file():  # a pipe or a device need not end
-            raise FileNotFoundError(errno.ENOENT, "no such file")
-        results = json.loads(file.read_text(encoding="utf-8"))
-        json.dumps(results, ensure_ascii=False).encode()  # what cannot be printed ends here
-        meta, bad = results["meta"], next(not_finite(results), None)
-        if not isinstance(results["sections"], dict) or meta["dtype"] not in DTYPES or (
-                script.model and not isinstance(meta["model"], str)):
-            why = "its tables are not as that script writes them"
-        elif meta["script"] != script.file or bad:
-            why = f"{bad} is not finite" if bad else f"it is of {meta['script']}"
-    except OSError as e:
-        why = e.strerror
-    except (ValueError, LookupError, TypeError, RecursionError) as e:
-        why = _cause(e)
-    if why:
-        raise UserError(f"cannot read {file} as results of {script.file} ({why}): python "
-                        f"{script.file} makes it")
-    log = file.with_name(f"{file.stem}_stdout.txt")
-    if log.is_file() and meta.get("log_sha256") not in (None, sha256(log)):
-        notice(f"warning: {log} is not the log of {file.name}, a run was cut off between the two: "
-               f"python {script.file} makes both anew")
-    return results
-
-
-def without_model(script: Script, args: argparse.Namespace) -> dict | None:
-    """Do what needs results alone, --diff or --figures-only; None where the script has to run."""
-    asked = {"--diff": args.diff is not None, "--figures-only": args.figures_only,
-             "--sweep": getattr(args, "sweep", False),
-             "--no-figures": args.no_figures and args.figures_only}
-    asked = [name for name, is_asked in asked.items() if is_asked]
-    if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} do not go together: take one at a time")
-    if args.diff is not None:
-        return diff(script, args)
-    if not args.figures_only:
-        return None
-    out, figures = output_dirs(args, script.model)
-    results = read_results(out / f"{script.stem}.json", script)
-    notice(f"wrote {len(draw(script, results, figures))} files to {figures}")
-    return results
-
-
-def run_sections(script: Script, meta: dict, args: argparse.Namespace, *analysis) -> dict:
-    """Compute and print each section in turn, write the results, draw the figures; returns them.
-
-    With an analysis compute(analysis, results), print(section, results, log); a toy has neither.
-    """
-    out, figures = results_dir(args, script.model), output_dirs(args, script.model)[1]
-    published, results = read_published(script.stem), {"meta": meta, "sections": {}}
-    remove_parts(figures / f"{stem}.{x}" for stem, *_ in script.figures for x in ("png", "svg"))
-    remove_parts(out / f"sweep_{script.stem}{end}" for end in (".json", "_stdout.txt"))
-    given, log = (results,) if analysis else (), Log()
-    for name, compute, show in script.sections:
-        results["sections"][name] = compute(*analysis, *given)
-        show(results["sections"][name], *given, log)
-    check_finite(results)  # before anything is compared
-    log("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
-    print_comparison(compare(published, results), log, every=False)
-    wrote = ", ".join(str(p) for p in write_results(out, script.stem, results, log))
-    if script.figures and not args.no_figures:
-        wrote += f", and {len(draw(script, results, figures))} files to {figures}"
-    notice(f"wrote {wrote}")
-    return results
-
-
-def run_toy(script: Script, description: str, argv: list[str] | None) -> dict:
-    """The main of a toy script: no model, only what comes out."""
-    p = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    output_options(p, "results/ and figures/")
-    p.set_defaults(model="")
-    args = p.parse_args(argv)
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    meta = {"script": script.file, "dtype": "float64", "versions": versions}
-    return without_model(script, args) or run_sections(script, meta, args)
-
-
-def not_finite(value, key: str = "results"):
-    """The keys of all numbers in a results tree that are NaN or infinite."""
-    if isinstance(value, dict):
-        for k, v in value.items():
-            yield from not_finite(v, f"{key}.{k}")
-    elif isinstance(value, list | tuple):
-        for i, v in enumerate(value):
-            yield from not_finite(v, f"{key}[{i}]")
-    elif is_number(value) and not abs(value) < 1e300:  # of a whole number as well
-        yield key
-
-
-def run_script(main) -> int:
-    """Run a script's main: 0, or one line on stderr and 1 for a closed stdout, 2 for what a user
-    can mend, 130 for Ctrl-C."""
-    name = pathlib.Path(sys.argv[0]).name
-    if hasattr(sys.stdout, "reconfigure"):  # tokens are in every script, whatever the locale
-        sys.stdout.reconfigure(encoding="utf-8")
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # as in a job in the background
-        signal.signal(signal.SIGINT, interrupted)
-    try:
-        main()
-        return 0
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        notice(f"{name}: stdout was closed; no file was left half written")
-        return 1
-    except (UserError, OSError, MemoryError, RuntimeError) as e:
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in _what_to_mend(e))
-        notice(f"{name}: error: {line}")
-        return 2
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _what_to_mend(e: Exception) -> str:
-    """Cause and remedy of an exception that is no bug; one that is goes on."""
-    if isinstance(e, UserError):
-        return str(e)
-    if isinstance(e, OSError):  # stdout on a full disk; every other one names its file
-        return f"{e}; no file was left half written: make room, or mend what it names"
-    if isinstance(e, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(e):
-        return f"not enough memory ({_cause(e)}): take fewer --tokens or a shorter --seq-len"
-    if "linalg" in str(e):
-        return f"no solution for these weights ({_cause(e)}): are they sound?"
-    raise e
+def tensor(rows) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)

@@ -55,6 +55,7 @@ import circuits_part4 as part4  # noqa: E402
 import circuits_part5 as part5  # noqa: E402
 import common  # noqa: E402
 import tiny  # noqa: E402
+from results import report, runner  # noqa: E402
 
 PUBLIC = dict(sizes=dict(d_model=512, n_ctx=1024, d_vocab=48262), heads=8, rows=12, length=256,
               square=2048)
@@ -196,12 +197,12 @@ def whole_part(bench: Bench) -> None:
 
 
 def sequence_losses(run: common.FrozenRun, stream: Tensor) -> Float[Tensor, " batch"]:
-    log_p = (run.readout(stream) @ run.model.W_U + run.model.b_U).log_softmax(-1)
+    log_p = (run.final_norm(stream) @ run.model.W_U + run.model.b_U).log_softmax(-1)
     return -log_p[:, :-1].gather(-1, run.tokens[:, 1:, None]).mean((1, 2))
 
 
 def all_removed(bench: Bench) -> Float[Tensor, "h2 h1 batch"]:
-    readout = bench.run.readout(bench.paths.stream(2))
+    readout = bench.run.final_norm(bench.paths.stream(2))
     return common.unembed(bench.run, {"two": readout}, z=bench.paths.z_virtual).removed.mean(-1)
 
 
@@ -228,7 +229,7 @@ def floor(bench: Bench) -> None:
 
     def least(i: int) -> float:
         a = torch.randn(bench.square, bench.square)
-        tile, out = torch.randn(2, common.ROWS, common.COLUMNS)
+        tile, out = torch.randn(2, common.TILE_ROWS, common.TILE_COLUMNS)
         product = min(timed(torch.mm, a, a)[0] for _ in range(9)) / bench.square**3
         power = min(timed(lambda f: f(tile, out=out), f)[0]
                     for f in (torch.exp, torch.exp2) for _ in range(99)) / tile.numel()
@@ -298,7 +299,7 @@ def copying(bench: Bench) -> None:
     def difference(theirs: tuple, ours: tuple) -> float:
         h, values, score, diagonal, ranks = theirs
         size = values.abs().max()
-        return max(part4.match_eigenvalues(values / size, ours[0][h] / size)[0],
+        return max(common.match_eigenvalues(values / size, ours[0][h] / size)[0],
                    (score - ours[1][h]).abs().item(),
                    ((diagonal - ours[2][h]).abs().max() / diagonal.abs().max()).item(),
                    float((ranks != ours[3][h]).sum()))
@@ -313,8 +314,8 @@ MEASURES = dict(a=whole_part, b=removals, c=composition, d=copying, e=floor, f=g
 
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> None:
-    p = common.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pairs", type=common.whole_number, default=5, help="of each ratio (default 5)")
+    p = report.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--pairs", type=report.whole_number, default=5, help="of each ratio (default 5)")
     p.add_argument("--only", default=",".join(MEASURES), metavar="a,b", help="default all")
     p.add_argument("--small", action="store_true", help="small sizes: whether it runs")
     args = p.parse_args(argv)
@@ -330,4 +331,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(common.run_script(main))
+    sys.exit(runner.run_script(main))

@@ -1,6 +1,6 @@
 """Published files whose values are a run's own: what a comparison and a sweep must find again."""
 
-import common
+from results import compare, report
 
 
 def leaves(value) -> list:
@@ -16,7 +16,7 @@ def printed_value(entry: dict, ours):
         return {k: printed_value(entry, v) for k, v in ours.items()}
     if isinstance(ours, list):
         return [printed_value(entry, v) for v in ours]
-    exact = entry["kind"] == "exact" or entry["decimals"] is None or not common.is_number(ours)
+    exact = entry["kind"] == "exact" or entry["decimals"] is None or not report.is_number(ours)
     return ours if exact else round(ours, entry["decimals"])
 
 
@@ -27,7 +27,7 @@ def plant(published: dict, results: dict) -> dict:
     """
     entries = []
     for e in published["entries"]:
-        ours = common.look_up(results, e["key"])
+        ours = compare.look_up(results, e["key"])
         if ours is None or e["kind"] == "not comparable":
             continue
         value = printed_value(e, ours)

@@ -12,13 +12,14 @@ import pytest
 import test_published
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import leaves, plant
 
 import circuits_part4 as part4
 import circuits_part4_toy as part4_toy
 import circuits_part5 as part5
 import circuits_part5_toy as part5_toy
 import common
+from planted import leaves, plant
+from results import compare, report, runner
 
 SCRIPTS = {"part4": part4, "part5": part5, "part4_toy": part4_toy, "part5_toy": part5_toy}
 
@@ -44,17 +45,17 @@ def planted(files):
     found = {}
     for part, file in files.items():
         results = json.loads(file.read_text("utf-8"))
-        found[part] = plant(common.read_published(part), results), results
+        found[part] = plant(compare.read_published(part), results), results
     return found
 
 
 def verdicts(published: dict, results: dict) -> list[str]:
-    return [r["verdict"] for r in common.compare(published, results)]
+    return [r["verdict"] for r in compare.with_published(published, results)]
 
 
 def step_away(entry: dict, value, ours):
     """The value one unit of its last digit further from ours; another word for a word."""
-    if not common.is_number(value):
+    if not report.is_number(value):
         return f"{value}?"
     unit = 10.0 ** -(entry["decimals"] or 0)
     return value + unit if value >= ours else value - unit
@@ -78,7 +79,7 @@ def perturbed(entry: dict, ours) -> list:
     low, high = min(found), max(found)
     if kind == "bound":
         return [high / 4.01] if high else []
-    if common.is_number(value):
+    if report.is_number(value):
         return [1e6]
     return [[low - 3 * unit, low - unit]] * (value[1] is not None) + [
         [high + unit, high + 3 * unit]] * (value[0] is not None)
@@ -95,7 +96,7 @@ def rebuild(value, ours, change):
 @pytest.mark.parametrize("part", SCRIPTS)
 def test_a_published_file_of_its_own_run_agrees(planted, part):
     published, results = planted[part]
-    assert set(verdicts(published, results)) == {common.AGREES}
+    assert set(verdicts(published, results)) == {compare.AGREES}
     assert len(published["entries"]) > 60
 
 
@@ -104,11 +105,11 @@ def test_a_step_flips_its_own_verdict_and_no_other(planted, part):
     published, results = planted[part]
     before, tried = verdicts(published, results), 0
     for i, entry in enumerate(published["entries"]):
-        for value in perturbed(entry, common.look_up(results, entry["key"])):
+        for value in perturbed(entry, compare.look_up(results, entry["key"])):
             entries = [*published["entries"]]
             entries[i] = entry | {"value": value}
             after = verdicts(published | {"entries": entries}, results)
-            assert after == [*before[:i], common.DIFFERS, *before[i + 1:]], (entry, value)
+            assert after == [*before[:i], compare.DIFFERS, *before[i + 1:]], (entry, value)
             tried += 1
     kinds = {e["kind"] for e in published["entries"]}
     assert tried >= len(published["entries"]) - 5 and kinds >= {"exact", "rounded"} - (
@@ -128,7 +129,7 @@ def verdict(ours, dtype="float32", **entry) -> str:
 ])
 def test_the_edge_of_rounding(ours, dtype, agrees):
     """Half a unit either way, and no more than the run's own rounding beyond it."""
-    assert verdict(ours, dtype, value=0.12) == (common.AGREES if agrees else common.DIFFERS)
+    assert verdict(ours, dtype, value=0.12) == (compare.AGREES if agrees else compare.DIFFERS)
 
 
 @pytest.mark.parametrize("ours, entry, agrees", [
@@ -176,22 +177,22 @@ def test_the_edge_of_rounding(ours, dtype, agrees):
     (None, dict(value=0.12), None),
 ])
 def test_kinds(ours, entry, agrees):
-    wanted = {True: common.AGREES, False: common.DIFFERS, None: common.MISSING}[agrees]
+    wanted = {True: compare.AGREES, False: compare.DIFFERS, None: compare.MISSING}[agrees]
     assert verdict(ours, **entry) == wanted
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 6))
 def test_what_is_rounded_agrees_and_a_unit_more_does_not(x, decimals):
     value, unit = round(x, decimals), 10.0**-decimals
-    assert verdict(x, "float64", value=value, decimals=decimals) == common.AGREES
+    assert verdict(x, "float64", value=value, decimals=decimals) == compare.AGREES
     away = value + unit * (1 if value >= x else -1)
-    assert verdict(x, "float64", value=away, decimals=decimals) == common.DIFFERS
+    assert verdict(x, "float64", value=away, decimals=decimals) == compare.DIFFERS
 
 
 def test_two_printings_of_one_value_are_both_held():
-    assert verdict(0.9149, value=0.915, decimals=3) == common.AGREES
-    assert verdict(0.9149, value=0.91) == common.AGREES
-    assert verdict(0.9161, value=0.915, decimals=3) == common.DIFFERS
+    assert verdict(0.9149, value=0.915, decimals=3) == compare.AGREES
+    assert verdict(0.9149, value=0.91) == compare.AGREES
+    assert verdict(0.9161, value=0.915, decimals=3) == compare.DIFFERS
 
 
 @pytest.mark.parametrize("kind, value, decimals, ours, difference", [
@@ -202,31 +203,31 @@ def test_a_difference_is_shown_to_three_digits_or_one_more_than_printed(
         kind, value, decimals, ours, difference):
     entry = dict(key="x", section="", printed="", kind=kind, value=value, decimals=decimals)
     results = {"meta": {"dtype": "float32"}, "sections": {"x": ours}}
-    assert common.compare({"entries": [entry], "explained": {}}, results)[0][
+    assert compare.with_published({"entries": [entry], "explained": {}}, results)[0][
         "difference"] == difference
 
 
 def test_a_list_that_is_not_the_published_one_is_shown_whole():
-    entry = next(e for e in common.read_published("part4")["entries"]
+    entry = next(e for e in compare.read_published("part4")["entries"]
                  if e["key"] == "claims.eigen.negative")
-    assert common.shown(entry, entry["value"]) == entry["printed"] == "heads 0.1 and 0.5"
+    assert compare.shown(entry, entry["value"]) == entry["printed"] == "heads 0.1 and 0.5"
     for ours in ([], ["0.1"], ["0.1", "0.5", "0.7"]):
-        assert common.shown(entry, ours) == f"[{', '.join(ours)}]"
+        assert compare.shown(entry, ours) == f"[{', '.join(ours)}]"
 
 
 def test_explained_differences(planted):
     published, results = copy.deepcopy(planted["part5"])
     entry = next(e for e in published["entries"] if e["key"] == "term_importance.virtual_median")
-    ours = common.look_up(results, entry["key"])
+    ours = compare.look_up(results, entry["key"])
     published["explained"] = {entry["key"]: {"ours": ours, "reason": "a slip"}}
-    assert verdicts(published, results).count(common.STALE) == 1  # it agrees: explained for nothing
+    assert verdicts(published, results).count(compare.STALE) == 1  # it agrees: explained for nothing
     entry["value"] += 1
-    assert verdicts(published, results).count(common.EXPLAINED) == 1
-    assert not set(verdicts(published, results)) & set(common.DISAGREE)
+    assert verdicts(published, results).count(compare.EXPLAINED) == 1
+    assert not set(verdicts(published, results)) & set(compare.DISAGREE)
     published["explained"][entry["key"]]["ours"] = ours + 1  # another difference than the known one
-    assert verdicts(published, results).count(common.DIFFERS) == 1
+    assert verdicts(published, results).count(compare.DIFFERS) == 1
     del results["sections"]["term_importance"]["virtual_median"]
-    assert verdicts(published, results).count(common.MISSING) == 1
+    assert verdicts(published, results).count(compare.MISSING) == 1
 
 
 def test_an_explained_difference_that_is_gone_fails(diff, planted, tmp_path):
@@ -234,7 +235,7 @@ def test_an_explained_difference_that_is_gone_fails(diff, planted, tmp_path):
     known = {"key": entry["key"], "ours": entry["value"], "reason": "a slip"}
     (tmp_path / "explained.json").write_text(json.dumps({"part5": [known]}), "utf-8")
     code, out, _ = diff("part5")
-    assert code == 1 and out.count(common.STALE) == 1 and ", 1 disagree, 0 explained" in out
+    assert code == 1 and out.count(compare.STALE) == 1 and ", 1 disagree, 0 explained" in out
 
 
 def test_whose_model_it_is():
@@ -244,9 +245,9 @@ def test_whose_model_it_is():
     entry = {"key": "x", "section": "", "printed": "1", "value": 1, "decimals": None,
              "kind": "exact"}
     published = {"model": "attn-only-2l", "entries": [entry], "explained": {}}
-    assert verdicts(published, results) == [common.NOT_COMPARED]
+    assert verdicts(published, results) == [compare.NOT_COMPARED]
     results["meta"]["revision"] = "0123abc"
-    assert verdicts(published, results) == [common.AGREES]
+    assert verdicts(published, results) == [compare.AGREES]
 
 
 @pytest.mark.parametrize("model, text, model_independent, compared", [
@@ -261,9 +262,9 @@ def test_what_is_compared(model, text, model_independent, compared):
                for k in ("text", "model")]
     published = {"model": "m", "rows_sha256": None, "on_text": ["text."], "entries": entries,
                  "explained": {}}
-    rows = common.compare(published, results)
-    assert {r["key"][:-2] for r in rows if r["verdict"] == common.AGREES} == compared
-    assert all(r["why"] for r in rows if r["verdict"] == common.NOT_COMPARED)
+    rows = compare.with_published(published, results)
+    assert {r["key"][:-2] for r in rows if r["verdict"] == compare.AGREES} == compared
+    assert all(r["why"] for r in rows if r["verdict"] == compare.NOT_COMPARED)
 
 
 # ------------------------------------------------------------------ --diff
@@ -275,7 +276,7 @@ def diff(files, planted, tmp_path, monkeypatch):
     for part, (published, _) in planted.items():
         (tmp_path / f"{part}.json").write_text(json.dumps(published), "utf-8")
     (tmp_path / "explained.json").write_text("{}", "utf-8")
-    monkeypatch.setattr(common, "PUBLISHED", tmp_path)
+    monkeypatch.setattr(report, "PUBLISHED", tmp_path)
 
     def run(part: str, change=lambda text: text, also=()) -> tuple[int, str, str]:
         file = tmp_path / f"changed_{part}.json"
@@ -284,7 +285,7 @@ def diff(files, planted, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", [f"circuits_{part}.py"])
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                code = common.run_script(lambda: script.main(["--diff", str(file), *also]))
+                code = runner.run_script(lambda: script.main(["--diff", str(file), *also]))
             except SystemExit as e:
                 code = e.code
         return code, out.getvalue(), err.getvalue()
@@ -320,15 +321,15 @@ def test_diff_of_a_run_that_agrees(diff, planted, part):
 
 @pytest.mark.parametrize("change, line", [
     (changing("term_importance", "virtual_median", to=9.5), "9.5"),
-    (changing("term_importance", "virtual_median"), common.MISSING),
+    (changing("term_importance", "virtual_median"), compare.MISSING),
     (changing("term_importance", "virtual_median", to="much"), "much"),
-    (changing("term_importance", "virtual_largest", to={}), common.MISSING),
-    (changing("claims", to=[]), common.MISSING),
+    (changing("term_importance", "virtual_largest", to={}), compare.MISSING),
+    (changing("claims", to=[]), compare.MISSING),
 ])
 def test_diff_of_a_changed_number(diff, change, line):
     code, out, err = diff("part5", change)
     assert (code, err) == (1, "")
-    assert any(line in x and x.rstrip().endswith((common.DIFFERS, common.MISSING))
+    assert any(line in x and x.rstrip().endswith((compare.DIFFERS, compare.MISSING))
                for x in out.splitlines())
 
 
@@ -364,7 +365,7 @@ def test_two_results(diff, files):
     same = str(files["part5"])
     assert diff("part5", also=[same])[0] == 0
     code, out, _ = diff("part5", changing("term_importance", "loss_model", to=4.0), [same])
-    assert code == 1 and "term_importance.loss_model" in out and out.count(common.DIFFERS) == 1
+    assert code == 1 and "term_importance.loss_model" in out and out.count(compare.DIFFERS) == 1
     model = json.loads(files["part5"].read_text("utf-8"))["sections"]["term_importance"]
     close = changing("term_importance", "loss_model", to=model["loss_model"] * (1 + 1e-3))
     assert diff("part5", close, [same])[0] == 1
@@ -404,7 +405,7 @@ def test_a_run_ends_with_the_summary(files):
 @pytest.mark.parametrize("text", [None, "{", ""])
 def test_published_numbers_that_cannot_be_read(tmp_path, monkeypatch, text):
     """Said before anything is computed, so that no run is lost over it."""
-    monkeypatch.setattr(common, "PUBLISHED", tmp_path)
+    monkeypatch.setattr(report, "PUBLISHED", tmp_path)
     if text is not None:
         (tmp_path / "part5_toy.json").write_text(text, "utf-8")
     with pytest.raises(common.UserError, match="part5_toy.json.*fetch them again"):
@@ -416,7 +417,7 @@ def test_published_numbers_that_cannot_be_read(tmp_path, monkeypatch, text):
 def test_a_run_that_is_not_finite_is_not_compared(tmp_path, monkeypatch, value):
     name, compute, show = part5_toy.SECTIONS[0]
     sections = [(name, lambda: compute() | {"max_abs_diff": value}, show), *part5_toy.SECTIONS[1:]]
-    monkeypatch.setattr(part5_toy, "SCRIPT", common.Script("circuits_part5_toy.py", sections, []))
+    monkeypatch.setattr(part5_toy, "SCRIPT", report.Script("circuits_part5_toy.py", sections, []))
     with pytest.raises(common.UserError, match="path_expansion.max_abs_diff is not finite"):
         part5_toy.main(["--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
@@ -438,7 +439,7 @@ def test_options_that_do_not_go_together(options, tmp_path):
 
 
 def test_the_published_numbers_are_no_place_for_results():
-    for argv in (["--out", str(common.PUBLISHED)], ["--model", "/"]):
+    for argv in (["--out", str(report.PUBLISHED)], ["--model", "/"]):
         with pytest.raises(common.UserError, match="name another|--out DIR"):
             part5.main([*argv, "--figures-only"])
 
@@ -446,4 +447,4 @@ def test_the_published_numbers_are_no_place_for_results():
 def test_a_wrong_head_is_one_unit_whichever_it_is():
     results = {"meta": {"dtype": "float32"}, "sections": {}}
     entry = {"kind": "exact", "value": 7, "decimals": None}
-    assert common.miss(entry, 0, results) == common.miss(entry, 6, results) == 1
+    assert compare.miss(entry, 0, results) == compare.miss(entry, 6, results) == 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import circuits_part5 as part5
-import common
+from results import report
 
 
 def naive_spearman(x: list[float], y: list[float]) -> float:
@@ -79,7 +79,7 @@ def test_pairs_called_and_supported(seed):
 
 def test_the_log_has_the_two_maps_side_by_side(capsys):
     s = sections(0)
-    log = common.Log()
+    log = report.Log()
     r = part5.compute_correction(None, {"sections": s})
     part5.print_correction(r, {"sections": s | {"model": {"n_virtual": 6}}}, log)
     c, first = s["composition"], s["composition"]["first_published"]

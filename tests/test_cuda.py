@@ -22,6 +22,7 @@ import circuits_part4
 import circuits_part5
 import common
 import tiny
+from results import compare
 
 aten = torch.ops.aten
 # A GPU takes indices of the CPU.
@@ -72,7 +73,7 @@ def run(script, out, device: str, *more: str) -> dict:
 
 
 def differences(a: dict, b: dict, rtol: float) -> list[dict]:
-    return [r for r in common.compare_results(a, b, rtol) if r["verdict"] != common.AGREES]
+    return [r for r in compare.with_results(a, b, rtol) if r["verdict"] != compare.AGREES]
 
 
 @pytest.mark.parametrize("script, n_layers, more", [

@@ -21,6 +21,7 @@ import torch
 import circuits_part4
 import common
 import tiny
+from results import report, runner
 
 resource = pytest.importorskip("resource")
 if not hasattr(os, "fork"):
@@ -37,23 +38,23 @@ class Drawing:
             f.write(self.what.encode() * 1000)
 
 
-SCRIPT = common.Script("circuits_part5.py", [], [
+SCRIPT = report.Script("circuits_part5.py", [], [
     ("one", "a", lambda section, results: Drawing(results)),
     ("two", "a", lambda section, results: None)])  # these results have not what it shows
 
 
 def write(out: pathlib.Path, what: str) -> None:
     out.mkdir(exist_ok=True)
-    log = common.Log()
+    log = report.Log()
     log.lines.append(f"the log of {what}")
     meta = {"script": SCRIPT.file, "dtype": "float32"}
     results = {"meta": meta, "sections": {"a": what}}
-    common.write_results(out, SCRIPT.stem, results, log)
+    report.write_results(out, SCRIPT.stem, results, log)
 
 
 def write_and_draw(out: pathlib.Path, what: str) -> None:
     write(out, what)
-    common.draw(SCRIPT, common.read_results(out / "part5.json", SCRIPT), out)
+    report.draw(SCRIPT, report.read_results(out / "part5.json", SCRIPT), out)
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -118,7 +119,7 @@ def test_killed_while_results_are_written(tmp_path, capsys):
         capsys.readouterr()
         json_is_new, log_is_new = (left[f"part5{x}"] != old[f"part5{x}"]
                                    for x in (".json", "_stdout.txt"))
-        what = common.read_results(out / "part5.json", SCRIPT)["sections"]["a"]
+        what = report.read_results(out / "part5.json", SCRIPT)["sections"]["a"]
         assert what == ("new" if json_is_new else "old")
         assert ("is not the log" in capsys.readouterr().err) == (json_is_new != log_is_new)
         mixed += json_is_new != log_is_new
@@ -186,7 +187,7 @@ def test_ctrl_c_ends_a_run_at_once(ignored):
     def child():
         os.dup2(stderr, 2)
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
-        return common.run_script(lambda: deaf(said))
+        return runner.run_script(lambda: deaf(said))
 
     process = start(child)
     os.close(stderr)
@@ -235,7 +236,7 @@ def test_the_handler_is_given_back():
         raise common.UserError("no")
 
     for main in refuse, lambda: None:
-        common.run_script(main)
+        runner.run_script(main)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -249,7 +250,7 @@ def test_the_disk_is_full_while_figures_are_drawn(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(common.UserError, match="one.png.*--no-figures"):
-            common.draw(SCRIPT, {"sections": {"a": "new"}}, tmp_path)
+            report.draw(SCRIPT, {"sections": {"a": "new"}}, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert contents(tmp_path) == old
@@ -260,7 +261,7 @@ def test_stdout_on_a_full_disk():
     """python circuits_part4.py > log, and the disk is full: one line, no traceback."""
     def child():
         sys.stdout = open("/dev/full", "w")  # noqa: SIM115
-        return common.run_script(lambda: common.Log()("a line"))
+        return runner.run_script(lambda: report.Log()("a line"))
 
     assert end(start(child)) == 2
 
@@ -280,7 +281,7 @@ def test_what_is_no_bug_is_one_line(words, error, capsys):
     def main():
         raise error
 
-    assert common.run_script(main) == 2
+    assert runner.run_script(main) == 2
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
 
@@ -292,7 +293,7 @@ def test_a_bug_keeps_its_traceback(error):
         raise error
 
     with pytest.raises(type(error)):
-        common.run_script(main)
+        runner.run_script(main)
 
 
 def test_results_that_are_no_file(tmp_path):
@@ -300,7 +301,7 @@ def test_results_that_are_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in tmp_path, tmp_path / "pipe", tmp_path / "none":
         with pytest.raises(common.UserError, match="no such file"):
-            common.read_results(path, SCRIPT)
+            report.read_results(path, SCRIPT)
 
 
 def test_weights_of_zeros(tmp_path, monkeypatch, capsys):
@@ -312,7 +313,7 @@ def test_weights_of_zeros(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("a b c " * 99)
     arguments = ["--model", folder, "--text", tmp_path / "text.txt", "--out", tmp_path / "out"]
     monkeypatch.setattr(sys, "argv", ["circuits_part4.py", *map(str, arguments)])
-    assert common.run_script(circuits_part4.main) == 2
+    assert runner.run_script(circuits_part4.main) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "are they sound" in error
     assert contents(tmp_path / "out") == {}

@@ -16,7 +16,10 @@ import pytest
 import circuits_part4 as part4
 import circuits_part4_toy as toy
 import common
+from figures import charts
+from figures import part4 as pictures
 from pictures import collisions
+from results import report
 
 AWKWARD = [" MERCHANTABILITY", "$$", "\n", "\n" + 19 * " ", "って", "$x^2$", "\\frac{1}", "\x00",
            "😀", "'", "�", "ĠÃ", 60 * "=", " ", "\u202eabc", "e\u0301"]
@@ -26,7 +29,7 @@ MODEL = "attn-only-1l"
 @pytest.fixture(autouse=True)
 def styled():
     """As draw() has it, and every warning an error."""
-    with matplotlib.rc_context(common.STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(charts.STYLE), warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
@@ -81,7 +84,7 @@ def made(n_heads: int, rank: int = 64) -> dict:
 
 
 def plotted(results: dict, stem: str):
-    section, plot = {name: rest for name, *rest in part4.FIGURES}[f"part4_{stem}"]
+    section, plot = {name: rest for name, *rest in pictures.FIGURES}[f"part4_{stem}"]
     return plot(results["sections"][section], results)
 
 
@@ -97,14 +100,14 @@ def x_labels(ax) -> list[str]:
 @pytest.mark.parametrize("n_heads", [1, 8, 16])
 def test_every_figure_names_its_model_and_nothing_collides(n_heads):
     results = made(n_heads)
-    for stem, section, plot in part4.FIGURES:
+    for stem, section, plot in pictures.FIGURES:
         figure = plot(results["sections"][section], results)
         assert MODEL in figure.get_suptitle(), stem
         assert collisions(figure) == [], stem
 
 
 def test_a_collision_is_found():
-    figure, ax = common.new_figure(4, 4)
+    figure, ax = charts.new_figure(4, 4)
     ax.text(0.5, 0.5, "one")
     assert collisions(figure) == []
     ax.text(0.52, 0.5, "two")
@@ -120,7 +123,7 @@ def test_the_table_holds_its_tokens():
     for text in figure.axes[0].texts:
         cells.setdefault(text.get_position()[1], []).append(text)
     assert [[t.get_text() for t in cells[i + 1]] for i in range(len(rows))] == [
-        [f"0.{t['head']}", *map(common.label, [t["source"], *t["dest"], *t["out"]])] for t in rows]
+        [f"0.{t['head']}", *map(charts.label, [t["source"], *t["dest"], *t["out"]])] for t in rows]
     shaded = [t.get_text() for t in cells[1] if t.get_bbox_patch()]
     assert shaded == ["'Ralph'"]  # the source ' Ralph' is no entry of its own row
     assert "not in this model: ' Paris'" in figure.get_supxlabel()
@@ -136,7 +139,7 @@ def test_pushes(n_heads):
     assert "'alph' (logits)" in ax.get_ylabel()
     shown = [t.get_text() for t in prompt.texts]
     assert [t for t in shown if t.startswith("'")] == [
-        common.label(t) for t in [*word["tokens"], "alph"]]
+        charts.label(t) for t in [*word["tokens"], "alph"]]
     assert f"head 0.{n_heads - 1} reads ' Ralph' with weight {word['attention']:.2f}" in shown
     assert f"{word['pushes_through_source'][-1]:+.2f} logits" in shown
 
@@ -211,7 +214,7 @@ def test_the_dots_are_the_eigenvalues(n_heads):
                 assert size * math.sin(angle) == pytest.approx(imag, rel=1e-9, abs=1e-9 * top)
             else:
                 assert math.hypot(real, imag) <= top * 10**-part4.DECADES
-            rgb = matplotlib.colors.to_rgb(common.COLOURS[0 if real > 0 else 5])
+            rgb = matplotlib.colors.to_rgb(charts.COLOURS[0 if real > 0 else 5])
             assert colour[:3] == pytest.approx(rgb)
         assert f"copy score {score:+.2f}" in ax.get_title()
     assert "random" in axes[-1].get_title() and "head 0.0:" in axes[0].get_title()
@@ -250,7 +253,7 @@ def toy_results() -> dict:
 
 def test_the_toys_figures():
     results = toy_results()
-    keep, matrices = (plot(results["sections"][s], results) for _, s, plot in toy.FIGURES)
+    keep, matrices = (plot(results["sections"][s], results) for _, s, plot in pictures.TOY_FIGURES)
     assert collisions(keep) == collisions(matrices) == []
     needs, gives = keep.axes
     assert heights(gives) == [[1.0, 1.6], [3.0, 4.8]]
@@ -290,9 +293,9 @@ assert "transformer_lens" not in sys.modules and "matplotlib.pyplot" not in sys.
 def test_files_are_the_same_every_time(redrawn, tmp_path):
     """In another process, and from what was computed as from what was read."""
     mini = json.loads((common.HERE / "results/mini/part4.json").read_text(encoding="utf-8"))
-    two = [f for f in part4.FIGURES if f[0] in ("part4_at_work", "part4_keep")]
-    wrote = common.draw(dataclasses.replace(part4.SCRIPT, figures=two), mini, tmp_path)
-    wrote += common.draw(toy.SCRIPT, toy_results(), tmp_path)
+    two = [f for f in pictures.FIGURES if f[0] in ("part4_at_work", "part4_keep")]
+    wrote = report.draw(dataclasses.replace(part4.SCRIPT, figures=two), mini, tmp_path)
+    wrote += report.draw(toy.SCRIPT, toy_results(), tmp_path)
     assert sorted(p.name for p in wrote) == sorted(p.name for p in tmp_path.iterdir())
     assert len(wrote) == 8 and {p.suffix for p in wrote} == {".png", ".svg"}
     for path in wrote:
@@ -307,7 +310,7 @@ def svg_words(folder) -> dict[str, list[str]]:
 
 def test_the_committed_figures_are_of_these_scripts(redrawn):
     """The same words in each; its lines and colours may be rounded otherwise elsewhere."""
-    names = [f[0] for f in part4.FIGURES + toy.FIGURES]
+    names = [f[0] for f in pictures.FIGURES + pictures.TOY_FIGURES]
     homes = common.HERE / "figures" / "mini", common.HERE / "figures"
     paths = [p for folder in homes for p in folder.glob("part4*")]
     wanted = [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
@@ -319,14 +322,14 @@ def test_the_committed_figures_are_of_these_scripts(redrawn):
 
 
 def test_a_label_cannot_break_a_figure():
-    assert common.label(" mind") == "' mind'"
-    assert common.label("a\nb") == r"'a\nb'" and common.label("って") == r"'\u3063\u3066'"
-    assert common.label("\xa0a") == r"'\xa0a'"  # the font has it, and nobody would see it
-    assert common.label("=" * 18) == "'" + "=" * 18 + "'"
-    assert common.label("=" * 19) == "'" + "=" * 17 + "…'"
-    assert common.label("\0" * 19) == r"'\x00\x00\x00\x00…'"  # no half of an escape
-    assert common.label("=" * 19, 19) == "'" + "=" * 19 + "'"
-    assert common.drawable("モデル/a") == r"\u30e2\u30c7\u30eb/a"
+    assert charts.label(" mind") == "' mind'"
+    assert charts.label("a\nb") == r"'a\nb'" and charts.label("って") == r"'\u3063\u3066'"
+    assert charts.label("\xa0a") == r"'\xa0a'"  # the font has it, and nobody would see it
+    assert charts.label("=" * 18) == "'" + "=" * 18 + "'"
+    assert charts.label("=" * 19) == "'" + "=" * 17 + "…'"
+    assert charts.label("\0" * 19) == r"'\x00\x00\x00\x00…'"  # no half of an escape
+    assert charts.label("=" * 19, 19) == "'" + "=" * 19 + "'"
+    assert charts.drawable("モデル/a") == r"\u30e2\u30c7\u30eb/a"
 
 
 def test_the_model_of_a_headline_is_short_and_drawable():
@@ -342,6 +345,6 @@ def test_no_figure_of_an_earlier_run_stays(tmp_path):
     results["sections"]["keep"]["skipped"] = "no"
     for name in ("part4_keep.png", "part4_keep.svg", "mine.png"):
         (tmp_path / name).write_text("old", "utf-8")
-    keep = next(f for f in part4.FIGURES if f[0] == "part4_keep")
-    assert common.draw(dataclasses.replace(part4.SCRIPT, figures=[keep]), results, tmp_path) == []
+    keep = next(f for f in pictures.FIGURES if f[0] == "part4_keep")
+    assert report.draw(dataclasses.replace(part4.SCRIPT, figures=[keep]), results, tmp_path) == []
     assert [p.name for p in tmp_path.iterdir()] == ["mine.png"]

@@ -15,19 +15,22 @@ from matplotlib.text import Text
 import circuits_part5 as part5
 import circuits_part5_toy as toy
 import common
+from figures import charts
+from figures import part5 as pictures
 from pictures import collisions
+from results import report
 
 HEADS = (1, 8, 16)
 TOKENS = ["<|BOS|>", "$$", "\n", "\t ", "\ufffd", "Ġâ", "漢字", "🙂" * 9, "long" * 70, "'", "\\",
           "_^{", "", " ", "\u202e", "a\u0301", "\x00", "ﷺ", "<|x|>", "%", "$x^2$", "\r\n", "fi",
           "Ω"]
-NAMES = [name for name, *_ in part5.FIGURES]
+NAMES = [name for name, *_ in pictures.FIGURES]
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture(autouse=True)
 def style():
-    with matplotlib.rc_context(common.STYLE):
+    with matplotlib.rc_context(charts.STYLE):
         yield
 
 
@@ -68,8 +71,8 @@ def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") 
     }}
 
 
-def figure_of(name: str, results: dict, script=part5):
-    section, plot = next((s, p) for n, s, p in script.FIGURES if n == name)
+def figure_of(name: str, results: dict, figures=pictures.FIGURES):
+    section, plot = next((s, p) for n, s, p in figures if n == name)
     return plot(results["sections"][section], results)
 
 
@@ -190,7 +193,7 @@ def of_composition(axes, s: dict, least: float = 0.05) -> None:
     for ax, (kind, values) in zip(axes, minus.items()):
         close(map_of(ax), values)
         close(ax.images[0].get_clim(), (-largest, largest))
-        assert ax.images[0].get_cmap().name == common.DIVERGING
+        assert ax.images[0].get_cmap().name == charts.DIVERGING
         assert cells(ax) == rounded(values, 3)
         assert ax.get_title().startswith(f"{kind}-composition")
         framed = {(p.get_y() + 0.5, p.get_x() + 0.5) for p in ax.patches}
@@ -251,7 +254,7 @@ def test_patterns_of_two_virtual_heads():
         assert np.isnan(map_of(ax)[~past]).all() and ax.get_title().startswith(name)
         close(ax.images[0].get_clim(), (0, 1))
     for axis in (axes[0].yaxis, axes[0].xaxis, axes[1].xaxis):
-        assert ticks(axis) == [common.label(t) for t in TOKENS]
+        assert ticks(axis) == [charts.label(t) for t in TOKENS]
 
 
 def test_induction_scores():
@@ -273,16 +276,16 @@ def toy_results() -> dict:
     return {"meta": {}, "sections": {name: compute() for name, compute, _ in toy.SECTIONS}}
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in toy.FIGURES])
+@pytest.mark.parametrize("name", [name for name, *_ in pictures.TOY_FIGURES])
 def test_every_part_of_a_toy_figure_can_be_read(name):
-    figure = figure_of(name, toy_results(), toy)
+    figure = figure_of(name, toy_results(), pictures.TOY_FIGURES)
     nothing_in_the_way(figure)
     assert "toy" in figure.get_suptitle()
 
 
 def test_the_toys_paths_are_stacked_to_its_output():
     results = toy_results()
-    (ax,) = figure_of("part5_toy_path_expansion", results, toy).axes
+    (ax,) = figure_of("part5_toy_path_expansion", results, pictures.TOY_FIGURES).axes
     top = np.zeros(3)
     for bar, path in zip(bars_of(ax), ("direct", "head_1", "head_2", "virtual")):
         close(heights(bar), results["sections"]["path_expansion"]["paths"][path])
@@ -295,7 +298,7 @@ def test_the_toys_paths_are_stacked_to_its_output():
 
 
 def test_the_toys_patterns():
-    *axes, _ = figure_of("part5_toy_previous_tokens", toy_results(), toy).axes
+    *axes, _ = figure_of("part5_toy_previous_tokens", toy_results(), pictures.TOY_FIGURES).axes
     one = [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
     two = [[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
     for ax, wanted in zip(axes, (one, one, two), strict=True):
@@ -310,22 +313,22 @@ def test_the_toys_patterns():
     ("$$", "'$$'"), ("\n", r"'\n'"), (" a", "' a'"), ("漢", r"'\u6f22'"), ("\ufffd", "'\ufffd'"),
     ("\u202e", r"'\u202e'"), ("", "''"), ("x" * 18, f"'{'x' * 18}'"), ("x" * 19, f"'{'x' * 17}…'")])
 def test_label(token, wanted):
-    assert common.label(token) == wanted
+    assert charts.label(token) == wanted
 
 
 @pytest.mark.parametrize("colour, wanted", [("black", "white"), ("white", "black"),
                                             ("#0072B2", "white"), ("#F0E442", "black")])
 def test_ink(colour, wanted):
-    assert common.ink(colour) == wanted
+    assert charts.ink(colour) == wanted
 
 
 def test_cells_have_numbers_while_there_is_room():
     """Small ones in small cells, and in the smallest none; names of columns are turned then."""
     sizes = {}
     for n in (4, 15, 20):
-        _, ax = common.new_figure(5, 5)
+        _, ax = charts.new_figure(5, 5)
         names = [f"0.{h}" for h in range(n)]
-        common.heat_map(ax, np.full((n, n), -0.004), names, names, "", 2)
+        charts.heat_map(ax, np.full((n, n), -0.004), names, names, "", 2)
         sizes[n] = {t.get_fontsize() for t in ax.texts}
         assert {t.get_text() for t in ax.texts} <= {"0.00"}
         assert {t.get_rotation() for t in ax.get_xticklabels()} == {0 if n == 4 else 90}
@@ -340,7 +343,7 @@ def test_cells_have_numbers_while_there_is_room():
     (toy.SCRIPT, ["part5_toy_path_expansion"], toy_results())], ids=["part5", "toy"])
 def test_the_same_files_every_time(script, names, results, tmp_path):
     script = dataclasses.replace(script, figures=[f for f in script.figures if f[0] in names])
-    first, second = (common.draw(script, results, tmp_path / run) for run in ("first", "second"))
+    first, second = (report.draw(script, results, tmp_path / run) for run in ("first", "second"))
     wanted = [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
     assert [p.name for p in first] == wanted == sorted(p.name for p in first[0].parent.iterdir())
     for a, b in zip(first, second):
@@ -351,7 +354,7 @@ def test_figures_come_from_the_results_alone(tmp_path):
     """--figures-only draws from the file, and neither TransformerLens nor pyplot is imported."""
     (tmp_path / "part5.json").write_text(json.dumps(random_results(2)), encoding="utf-8")
     code = ("import sys, dataclasses, circuits_part5 as p\n"
-            "p.SCRIPT = dataclasses.replace(p.SCRIPT, figures=p.FIGURES[-1:])\n"
+            "p.SCRIPT = dataclasses.replace(p.SCRIPT, figures=p.pictures.FIGURES[-1:])\n"
             "p.main(['--model', 'mini', '--figures-only', '--out', sys.argv[1]])\n"
             "print({'transformer_lens', 'transformers', 'matplotlib.pyplot'} & set(sys.modules))")
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=common.HERE, text=True,
@@ -362,6 +365,6 @@ def test_figures_come_from_the_results_alone(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-@pytest.mark.parametrize("name", [name for name, *_ in toy.FIGURES])
+@pytest.mark.parametrize("name", [name for name, *_ in pictures.TOY_FIGURES])
 def test_the_toys_figures_are_committed(name, suffix):
     assert (common.HERE / "figures" / f"{name}.{suffix}").stat().st_size > 10_000

@@ -22,6 +22,7 @@ import circuits_part4_toy
 import circuits_part5
 import circuits_part5_toy
 import common
+from results import runner
 
 SCRIPTS = [circuits_part4, circuits_part4_toy, circuits_part5, circuits_part5_toy]
 few = hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -52,7 +53,7 @@ def run(script, argv: list[str]) -> tuple[int | str | None, str, str]:
     sys.argv = [script.SCRIPT.file, *argv]
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            code = common.run_script(script.main)
+            code = runner.run_script(script.main)
     except SystemExit as e:
         code = e.code
     finally:
@@ -165,7 +166,7 @@ def test_losses_do_not_see_what_all_logits_share(dtype, atol, seed, constant):
         W_U=m.W_U + constant * draw(seed, m.cfg.d_model, 1, dtype=dtype), b_U=m.b_U + constant,
         W_O=m.W_O)
     again = dataclasses.replace(run, model=shifted)
-    args = {"model": run.final, "two": run.readout(paths.stream(2))}, {}, paths.z_virtual
+    args = {"model": run.final, "two": run.final_norm(paths.stream(2))}, {}, paths.z_virtual
     close = functools.partial(torch.testing.assert_close, rtol=0, atol=atol)
     found, wanted = (common.unembed(which, *args) for which in (again, run))
     close(found.losses, wanted.losses)

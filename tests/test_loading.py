@@ -33,6 +33,7 @@ import circuits_part5
 import common
 import hub
 import tiny
+from results import report, runner
 
 SCRIPT = "circuits_part5.py"
 CLOSED_PORT = "http://127.0.0.1:9"  # nothing listens there: a machine without network
@@ -87,7 +88,7 @@ def part5(tmp_path, monkeypatch, capsys):
             args = (*args, "--out", tmp_path / "out")
         monkeypatch.setattr(sys, "argv", [SCRIPT, *map(str, args)])
         capsys.readouterr()
-        code = common.run_script(circuits_part5.main)
+        code = runner.run_script(circuits_part5.main)
         return code, *capsys.readouterr()
 
     return run
@@ -822,8 +823,8 @@ def test_a_hub_that_answers_is_not_called_silent(monkeypatch):
 # ======================================================================================= Results
 
 
-def a_log(*lines: str) -> common.Log:
-    log = common.Log()
+def a_log(*lines: str) -> report.Log:
+    log = report.Log()
     log.lines += lines
     return log
 
@@ -835,7 +836,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 @pytest.fixture
 def written(tmp_path):
     """A folder with the results of an earlier run, and what it holds."""
-    common.write_results(tmp_path, "part5", {"meta": {}, "a": 1.5}, a_log("old"))
+    report.write_results(tmp_path, "part5", {"meta": {}, "a": 1.5}, a_log("old"))
     return tmp_path, contents(tmp_path)
 
 
@@ -843,13 +844,13 @@ def test_results_are_the_same_bytes_every_time(written):
     """Neither a second run nor the order of the keys changes a byte."""
     out, before = written
     results = {"meta": {}, "b": [1, 0.1, None, True], "a": {"y": "\u00e9", "x": 1e-300}}
-    paths = common.write_results(out, "part5", results, a_log("one", "", "two \u00b1"))
+    paths = report.write_results(out, "part5", results, a_log("one", "", "two \u00b1"))
     first = contents(out)
     assert [p.name for p in paths] == list(first) == ["part5.json", "part5_stdout.txt"]
     assert first["part5_stdout.txt"].decode() == "one\n\ntwo \u00b1\n"
     assert json.loads(first["part5.json"]) == results and first != before
     other_order = {k: results[k] for k in ("b", "meta")} | {"a": {"x": 1e-300, "y": "\u00e9"}}
-    common.write_results(out, "part5", other_order, a_log("one", "", "two \u00b1"))
+    report.write_results(out, "part5", other_order, a_log("one", "", "two \u00b1"))
     assert contents(out) == first
 
 
@@ -863,7 +864,7 @@ def test_numbers_that_are_none_are_refused(place, key, bad, written):
     """NaN from unsound weights must not look like a result."""
     out, before = written
     with pytest.raises(common.UserError, match=re.escape(key)):
-        common.write_results(out, "part5", place(bad), a_log("new"))
+        report.write_results(out, "part5", place(bad), a_log("new"))
     assert contents(out) == before
 
 
@@ -876,7 +877,7 @@ def test_the_disk_is_full(size_json, size_log, written):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(common.UserError, match="--out"):
-            common.write_results(out, "part5", {"meta": {}, "a": "x" * size_json},
+            report.write_results(out, "part5", {"meta": {}, "a": "x" * size_json},
                                  a_log("y" * size_log))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -902,5 +903,5 @@ def test_a_file_cannot_be_replaced(first_run, fails_at, written, monkeypatch):
 
     monkeypatch.setattr(os, "replace", sometimes)
     with pytest.raises(common.UserError, match="Permission denied"):
-        common.write_results(out, "part5", {"meta": {}, "a": 2}, a_log("new"))
+        report.write_results(out, "part5", {"meta": {}, "a": 2}, a_log("new"))
     assert contents(out) == before

@@ -24,6 +24,7 @@ import circuits_part4 as part4
 import common
 import naive4
 import tiny
+from results import report
 
 TOLERANCE = dict(rtol=1e-10, atol=1e-12)  # float64; measured: 8e-13
 FLOAT32 = dict(rtol=5e-5, atol=5e-6)  # measured: 7e-6
@@ -36,7 +37,7 @@ MISSING = (" Paris", " forefront", " steps")  # no tokens of the tiny vocabulary
 def text_of_all_words() -> str:
     prompts = [p for pairs in (part4.PAIRS, part4.SAMPLE_PAIRS) for *two, _ in pairs for p in two]
     prompts += part4.BUG["prompts"] + part4.SAMPLE_BUG["prompts"]
-    words = [w for _, w in part4.ROWS + part4.OV_ROWS] + part4.SAMPLE_ROWS
+    words = [w for _, w in part4.TABLE_ROWS + part4.OV_ROWS] + part4.SAMPLE_ROWS
     for bug in (part4.BUG, part4.SAMPLE_BUG):
         words += bug["out"] + bug["dest"]
     words = [w for w in words if w not in MISSING]
@@ -78,7 +79,7 @@ def compute(a: part4.Analysis) -> dict:
     results: dict = {"meta": a.meta | {"model": "tiny"}, "sections": {}}
     for name, compute_it, *_ in part4.SECTIONS:
         results["sections"][name] = compute_it(a, results)
-    assert not list(common.not_finite(results))
+    assert not list(report.not_finite(results))
     return results
 
 
@@ -309,7 +310,7 @@ def test_pushes_rebuild_the_logit():
     last = run.streams[0][:, -1:] + m.b_O[0]
     direct = (common.cen(last) / run.scales[-1][:, -1:])[0, 0] @ m.W_U[:, out] + m.b_U[out]
     logit = m(run.tokens)[0, -1, out]
-    by_source = part4.pushes(run, out)
+    by_source = common.pushes(run, out)
     torch.testing.assert_close(direct + by_source.sum(), logit, rtol=1e-11, atol=1e-11)
     o = Oracle(m)
     theirs = [[naive4.push(o.w, o.prompt(prompt), h, out, j) for j in range(11)] for h in range(8)]
@@ -354,7 +355,7 @@ def test_value_biases_in_the_pushes():
 @pytest.mark.parametrize("reading", ["factors", "all", "head"])
 def test_random_heads(model, oracle, reading):
     """The same draws, by the dense circuits."""
-    ours = part4.random_heads(model, reading, seed=5)
+    ours = common.random_heads(model, reading, seed=5)
     assert ours.shape == (20, 5)
     g = torch.Generator().manual_seed(5)
     n, d, e = len(TOKENIZER), 11, 5
@@ -373,7 +374,7 @@ def test_random_heads(model, oracle, reading):
 def test_random_heads_of_the_public_shape_are_the_published_ones():
     """Two Gaussian factors from seed 0 give all seven figures of the article's line."""
     cfg = types.SimpleNamespace(d_vocab=48262, d_model=512, d_head=64)
-    values = part4.random_heads(types.SimpleNamespace(cfg=cfg), "factors", seed=0)
+    values = common.random_heads(types.SimpleNamespace(cfg=cfg), "factors", seed=0)
     score, (positive, _, is_complex) = common.copy_score(values), common.eigenvalue_counts(values)
     figures = [f"{x:+.3f}" for x in (score.min(), score.max(), score.mean())]
     assert figures == ["-0.035", "+0.070", "-0.002"]
@@ -414,7 +415,7 @@ def test_tall_and_wide_toy():
     assert common.circuit_diagonal(Q.T, P.T).tolist() == [1, 2, 0]
     assert common.self_rank(Q.T[None], P.T[None], torch.arange(3)).tolist() == [[2, 1, 3]]
     large = torch.linalg.eigvals((P @ Q).double())
-    assert max(part4.match_eigenvalues(large, values)) < 1e-12
+    assert max(common.match_eigenvalues(large, values)) < 1e-12
 
 
 def factors(n=29, d=4, heads=3, seed=0):
@@ -487,7 +488,7 @@ def test_real_and_complex_are_told_apart_by_the_threshold():
 
 @pytest.mark.parametrize("block", [1, 2, 7, 29, 100])
 def test_rank_does_not_depend_on_the_block(block, monkeypatch):
-    monkeypatch.setattr(common, "COLUMNS", 3)  # 29 out tokens in tiles of 12
+    monkeypatch.setattr(common, "TILE_COLUMNS", 3)  # 29 out tokens in tiles of 12
     A, B = factors()
     sources = torch.tensor([0, 28, 3, 3, 17, 5, 11])
     ranks = common.self_rank(A, B, sources, block)
@@ -515,7 +516,7 @@ def test_a_tie_but_for_rounding_is_a_tie():
 def test_matching_needs_no_order():
     small = torch.tensor([2 + 1j, 2 - 1j, -3], dtype=torch.cdouble)
     large = torch.tensor([1e-14, -3 + 1e-13, 2 - 1j, -2e-14, 2 + 1j], dtype=torch.cdouble)
-    match, rest = part4.match_eigenvalues(large, small)
+    match, rest = common.match_eigenvalues(large, small)
     assert match == pytest.approx(1e-13, rel=1e-2) and rest == 2e-14
 
 
@@ -562,7 +563,7 @@ def no_biases_in_positions(monkeypatch):
 
 
 def push_without_position(monkeypatch):
-    right = part4.pushes
+    right = common.pushes
 
     def wrong(run, out):
         bare = run.streams.clone()
@@ -572,7 +573,7 @@ def push_without_position(monkeypatch):
 
 
 def push_with_its_own_scale(monkeypatch):
-    right = part4.pushes
+    right = common.pushes
 
     def wrong(run, out):
         m, scales = run.model, run.scales.clone()
@@ -615,14 +616,14 @@ def condition_of_the_small_side(monkeypatch):
 def removal_with_a_new_scale(monkeypatch):
     right = common.unembed
 
-    def wrong(run, readouts, z):
+    def wrong(run, normed, z):
         removed = []
         for z_head, W_O in zip(z[:, 0], run.model.W_O[0]):
             x = common.cen(run.streams[-1] - z_head @ W_O)
             x = x / (x.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
             losses = right(run, {"whole": run.final, "without": x}).losses
             removed.append(losses["without"] - losses["whole"])
-        return dataclasses.replace(right(run, readouts), removed=torch.stack(removed)[:, None])
+        return dataclasses.replace(right(run, normed), removed=torch.stack(removed)[:, None])
     put_in(monkeypatch, "unembed", wrong)
 
 
@@ -665,7 +666,7 @@ def test_another_heads_factor_is_caught_by_the_trace(model, monkeypatch):
 
 
 def lines_of(show, section, **others) -> list[str]:
-    log = common.Log()
+    log = report.Log()
     with contextlib.redirect_stdout(io.StringIO()):
         show(section, {"meta": {"model": "attn-only-1l", "n_tokens": 1000, "text": "t"},
                        "sections": others}, log)
@@ -812,7 +813,7 @@ def test_a_model_without_the_words_the_heads_or_the_context_goes_on():
     run = common.freeze(m, tiny.tokens(1, 17, 23))
     a = part4.Analysis(run, m.W_E @ m.W_V[0], m.W_O[0] @ m.W_U, dict(n_tokens=17, text="t"),
                        part4.CHOICES, 0, sample=True, sources=("a", " b"), prompt=("ab", "c"))
-    results, log = compute(a), common.Log()
+    results, log = compute(a), report.Log()
     with contextlib.redirect_stdout(io.StringIO()):
         for name, _, show, *_ in part4.SECTIONS:
             show(results["sections"][name], results, log)

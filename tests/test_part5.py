@@ -24,6 +24,7 @@ import common
 import naive
 import staged
 import tiny
+from results import report
 
 SIZES = {
     "tiny": tiny.SIZES,
@@ -121,7 +122,7 @@ def gaussian_factors(d_model: int, d_head: int, n: int, seed: int) -> list:
 def wanted_numbers(model, **choices) -> dict:
     """The same by the oracle."""
     n_ids = (model.cfg.n_ctx - 1) // 2
-    repeated = part5.repeated_tokens(model, n_ids, part5.N_INDUCTION_ROWS, SEED)
+    repeated = common.repeated_tokens(model, n_ids, part5.N_INDUCTION_ROWS, SEED)
     draws = gaussian_factors(model.cfg.d_model, model.cfg.d_head, part5.N_BASELINE, SEED)
     return naive.sections(weights_of(model), tokens_of(model).tolist(), draws, repeated.tolist(),
                           **choices)
@@ -240,8 +241,8 @@ def test_choices_change_what_they_name_and_nothing_else():
 def test_tiles_change_nothing(monkeypatch, rows, columns):
     """45 rows and 23 columns of logits: whole in one tile, or in ragged ones."""
     whole = found_numbers(model_of())
-    monkeypatch.setattr(common, "ROWS", rows)
-    monkeypatch.setattr(common, "COLUMNS", columns)
+    monkeypatch.setattr(common, "TILE_ROWS", rows)
+    monkeypatch.setattr(common, "TILE_COLUMNS", columns)
     assert not misses(found_numbers(model_of()), whole, tolerance=1e-12)
 
 
@@ -284,7 +285,7 @@ def test_each_term(moved):
 
 
 def read_out(run: common.FrozenRun, stream, **more) -> common.Unembedded:
-    return common.unembed(run, {"model": run.final, "stream": run.readout(stream)}, **more)
+    return common.unembed(run, {"model": run.final, "stream": run.final_norm(stream)}, **more)
 
 
 def removals(run: common.FrozenRun, paths: common.Paths):
@@ -340,7 +341,7 @@ def test_virtual_heads_split_by_source():
 def test_score_groups(h2, moved):
     """none + Q + K + Q-and-K, each [query, key] without the mask; and K by layer-0 head."""
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
-    found = part5.score_groups(run, common.expand(run, moved), h2, moved)
+    found = common.score_groups(run, common.expand(run, moved), h2, moved)
     wanted = [naive.score_groups(w, r, h2, moved) for r in runs]
     for name in ("none", "Q", "K", "QK"):
         close(getattr(found, name), np.stack([g[name] for g in wanted]), tolerance=1e-12)
@@ -442,11 +443,11 @@ def test_many_rows_whose_sum_is_no_safe_number():
         close(common._log(total, shift, lambda some: x[some], W_U, b_U), wanted, tolerance=1e-14)
 
 
-@pytest.mark.parametrize("rows, columns", [(common.ROWS, common.COLUMNS), (11, 4)])
+@pytest.mark.parametrize("rows, columns", [(common.TILE_ROWS, common.TILE_COLUMNS), (11, 4)])
 def test_losses_of_the_model_and_of_a_partial_stream(monkeypatch, rows, columns):
     """Token by token, and the logits of the two compared, in one tile or over many."""
-    monkeypatch.setattr(common, "ROWS", rows)
-    monkeypatch.setattr(common, "COLUMNS", columns)
+    monkeypatch.setattr(common, "TILE_ROWS", rows)
+    monkeypatch.setattr(common, "TILE_COLUMNS", columns)
     run, (w, runs) = frozen(model_of()), naive_runs(model_of())
     logits = [[r.logits for r in runs],
               [naive.partial_logits(w, r, naive.up_to(1, naive.terms(w, r))) for r in runs]]
@@ -459,16 +460,16 @@ def test_losses_of_the_model_and_of_a_partial_stream(monkeypatch, rows, columns)
     model, partial = np.array(logits)
     wanted = [abs(model - partial).max(), model.min(), model.max()]
     close([found.max_abs_diff, found.min, found.max], wanted, tolerance=1e-12)
-    turned = common.unembed(run, {"stream": run.readout(common.expand(run).stream(1)),
+    turned = common.unembed(run, {"stream": run.final_norm(common.expand(run).stream(1)),
                                   "model": run.final})
     wanted[1:] = partial.min(), partial.max()
     close([turned.max_abs_diff, turned.min, turned.max], wanted, tolerance=1e-12)
     assert found.removed.numel() == 0
 
 
-def test_combined_readouts_are_what_they_would_be_unembedded():
+def test_combined_normed_are_what_they_would_be_unembedded():
     run = frozen(model_of())
-    a, b, c = (run.readout(common.expand(run).stream(order)) for order in range(3))
+    a, b, c = (run.final_norm(common.expand(run).stream(order)) for order in range(3))
     once = common.unembed(run, {"a": a, "b": b, "c": c}, {"x": ("c", "a", "b"),
                                                           "y": ("a", "a", "c")}).losses
     wanted = common.unembed(run, {"x": c + a - b, "y": a + a - c}).losses
@@ -592,14 +593,14 @@ def test_a_product_that_is_no_pattern_is_reported():
 def test_repeated_tokens():
     """BOS and n different ids, twice; no special tokens; the same for the same seed."""
     model = model_of()
-    rows = part5.repeated_tokens(model, 6, 5, seed=0).tolist()
+    rows = common.repeated_tokens(model, 6, 5, seed=0).tolist()
     for bos, *ids in rows:
         assert bos == model.tokenizer.bos_token_id == 1
         assert ids[:6] == ids[6:] and len(set(ids)) == 6
         assert not set(ids) & set(model.tokenizer.all_special_ids)
     assert len({tuple(row) for row in rows}) == 5
-    assert rows == part5.repeated_tokens(model, 6, 5, seed=0).tolist()
-    assert rows != part5.repeated_tokens(model, 6, 5, seed=1).tolist()
+    assert rows == common.repeated_tokens(model, 6, 5, seed=0).tolist()
+    assert rows != common.repeated_tokens(model, 6, 5, seed=1).tolist()
 
 
 @pytest.mark.parametrize("asked, n_ids", [(1, 1), (5, 5), (8, 8), (50, 8)])
@@ -608,7 +609,7 @@ def test_induction_score(asked, n_ids):
     run = frozen(model_of())
     found = part5.compute_induction(analysis_of(run, {"induction_ids": asked}), {})
     assert found["n_ids"] == n_ids
-    rows = part5.repeated_tokens(run.model, n_ids, part5.N_INDUCTION_ROWS, SEED).tolist()
+    rows = common.repeated_tokens(run.model, n_ids, part5.N_INDUCTION_ROWS, SEED).tolist()
     assert {len(row) for row in rows} == {1 + 2 * n_ids}
     for name, wanted in naive.induction(weights_of(run.model), rows).items():
         close(found[name], wanted, tolerance=1e-12)
@@ -651,7 +652,7 @@ def final_scale_recomputed_for_a_partial_stream(monkeypatch):
 
     def change(removed, run):
         paths = common.expand(run)
-        loss = lambda stream: unembed(run, {"": run.readout(stream)}).losses[""]  # noqa: E731
+        loss = lambda stream: unembed(run, {"": run.final_norm(stream)}).losses[""]  # noqa: E731
         return torch.stack([torch.stack([
             loss(paths.stream(2) - z @ run.model.W_O[1, h2]) - loss(paths.stream(2)) for z in row])
             for h2, row in enumerate(paths.z_virtual)])
@@ -776,10 +777,10 @@ def h1_and_h2_swapped_in_the_removals(monkeypatch):
 
 
 @seen_in("term_importance.real_delta", "term_importance.layer1.vs_direct")
-def combined_readouts_with_the_wrong_sign(monkeypatch):
+def combined_normed_with_the_wrong_sign(monkeypatch):
     original = common.unembed
-    monkeypatch.setattr(common, "unembed", lambda run, readouts, combined, z: original(
-        run, readouts, {name: (k, j, i) for name, (i, j, k) in combined.items()}, z))
+    monkeypatch.setattr(common, "unembed", lambda run, normed, combined, z: original(
+        run, normed, {name: (k, j, i) for name, (i, j, k) in combined.items()}, z))
 
 
 @seen_in("composition.Q.scores[0][1]", "composition.K.max_pair.h2", "composition.V.mean_by_h1[0]",
@@ -1072,7 +1073,7 @@ def test_main_prints_and_writes_the_same(main_run):
 
 def reprinted(results: dict, only: str | None = None) -> list[str]:
     """The log of a results dict: all sections, or one."""
-    log = common.Log()
+    log = report.Log()
     for name, _, show, *_ in part5.SECTIONS:
         if only in (None, name):
             show(results["sections"][name], results, log)
@@ -1100,7 +1101,7 @@ def test_main_on_a_folder_is_the_oracle_on_its_weights(main_run, dtype):
     vocab = model.tokenizer.get_vocab()
     ids = [vocab.get(c.replace(" ", "Ġ"), vocab["a"]) for c in TEXT]
     rows = [[1, *ids[12 * i : 12 * i + 12]] for i in range(3)]
-    repeated = part5.repeated_tokens(model, 8, part5.N_INDUCTION_ROWS, SEED)
+    repeated = common.repeated_tokens(model, 8, part5.N_INDUCTION_ROWS, SEED)
     draws = gaussian_factors(11, 5, part5.N_BASELINE, SEED)
     wanted = naive.sections(weights_of(model), rows, draws, repeated.tolist())
     assert not misses(found["sections"], wanted, tolerance=TOLERANCE[dtype])

@@ -16,8 +16,8 @@ import test_part4
 
 import circuits_part4 as part4
 import circuits_part5 as part5
-import common
 import tiny
+from results import report
 
 PUBLISHED = pathlib.Path(part5.__file__).parent / "results" / "published"
 FILES = {name: json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
@@ -338,7 +338,7 @@ def with_published_values(results: dict, entries: list[dict]) -> dict:
 
 
 def log_lines(script, results: dict) -> set[str]:
-    log = common.Log()
+    log = report.Log()
     with contextlib.redirect_stdout(io.StringIO()):
         for name, _, show in script.SECTIONS:
             show(results["sections"][name], results, log)
@@ -421,7 +421,7 @@ def test_claims_of_skipped_rows_are_none_and_printed_so():
     assert claims["large_raises"] is claims["paris_raises_itself"] is None
     assert set(claims["keep"].values()) == {None} and claims["eigen"]["negative_positional"] == 0
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        part4.print_claims(claims, {}, common.Log())
+        part4.print_claims(claims, {}, report.Log())
     lines = printed.getvalue().splitlines()
     assert lines[0] == ("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule, but for "
                         "0.0, 0.3, 0.4)")

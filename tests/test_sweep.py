@@ -7,12 +7,13 @@ import sys
 
 import pytest
 import test_published
-from planted import plant
 
 import circuits_part4 as part4
 import circuits_part5 as part5
 import common
 import tiny
+from planted import plant
+from results import compare, report, sweep
 
 ROWS = ["a cab", "had", "", "a bad", "egg ", "", "and", " ", "a big dog", "did dig", " = x = "] * 15
 LENGTHS, IDS = [13, 10, 16, 64], [5, 3, 8]  # of the tiny model's context of 17; 64 is too long
@@ -44,7 +45,7 @@ def run(tmp_path, monkeypatch):
                 patch.setitem(script.CHOICES, name, value)
             main = script.main
             patch.setattr(script, "main", lambda argv: main([*argv, *options]))
-            patch.setattr(common, "parser", at_default_length(common.parser))
+            patch.setattr(report, "parser", at_default_length(report.parser))
             return getattr(test_published, f"run_{part}")(home)
 
     return run
@@ -77,10 +78,10 @@ def publish(tmp_path, monkeypatch):
 
     def publish(part: str, results: dict, change=lambda published: published) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(common, "PUBLISHED", test_published.PUBLISHED)
-            published = change(plant(common.read_published(part), results))
+            patch.setattr(report, "PUBLISHED", test_published.PUBLISHED)
+            published = change(plant(compare.read_published(part), results))
         (folder / f"{part}.json").write_text(json.dumps(published), "utf-8")
-        monkeypatch.setattr(common, "PUBLISHED", folder)
+        monkeypatch.setattr(report, "PUBLISHED", folder)
 
     return publish
 
@@ -144,7 +145,7 @@ def test_what_agrees_at_the_printed_digits_cannot_be_told_apart(run, publish):
 
 
 def test_merit_counts_first_and_then_sums_the_misses():
-    merit = lambda n, misses: common._merit({"reproduced": n, "misses": misses})  # noqa: E731
+    merit = lambda n, misses: sweep._merit({"reproduced": n, "misses": misses})  # noqa: E731
     assert merit(3, 9.0) > merit(2, 0.0) and merit(3, 1.0) > merit(3, 2.0)
 
 

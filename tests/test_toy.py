@@ -18,6 +18,7 @@ import circuits_part4_toy as toy4
 import circuits_part5_toy as toy
 import common
 import tiny
+from results import runner
 
 ROOT = pathlib.Path(common.__file__).parent
 TOYS = {"part4": toy4, "part5": toy}
@@ -233,7 +234,7 @@ def test_it_starts_nothing_heavy_and_is_quick(part, tmp_path):
 @PART
 def test_a_wrong_option_is_one_line(part, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"circuits_{part}_toy.py", "--no-such-option"])
-    assert common.run_script(TOYS[part].main) == 2
+    assert runner.run_script(TOYS[part].main) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "--no-such-option" in message
 
@@ -331,13 +332,13 @@ def test_a_rotation_of_the_stream_changes_no_score(seed, score):
 def test_both_orders_of_a_product_share_eigenvalues_and_trace_not_norms(seed):
     A, B = draw(seed, (7, 3), (3, 7))
     small, trace = common.circuit_eigenvalues(A, B)
-    worst, rest = part4.match_eigenvalues(torch.linalg.eigvals(A @ B), small)
+    worst, rest = common.match_eigenvalues(torch.linalg.eigvals(A @ B), small)
     assert worst < 1e-12 and rest < 1e-12
     assert close(trace, (A @ B).trace()) and close(common.circuit_diagonal(A, B).sum(), trace)
     assert not close((A @ B).norm(), (B @ A).norm())
     X, Y = A[:3], B[:, :3]  # and square ones
     values = [torch.linalg.eigvals(m) for m in (X @ Y, Y @ X)]
-    assert part4.match_eigenvalues(*values)[0] < 1e-12
+    assert common.match_eigenvalues(*values)[0] < 1e-12
     assert not close((X @ Y).norm(), (Y @ X).norm())
 
 
@@ -376,7 +377,7 @@ def measured(model) -> dict:
               "score": common.copy_score(values), "trace": trace, "diagonal": a.diagonal,
               "condition": common.eigenvector_condition(a.A, a.B),
               "ranks": common.self_rank(a.A, a.B, ids).double()}
-    runs = {"patterns": run.patterns, "logits": model(run.tokens), "push": part4.pushes(run, 7),
+    runs = {"patterns": run.patterns, "logits": model(run.tokens), "push": common.pushes(run, 7),
             "positions": part4.position_weights(a, 12)}
     return {"tables": tables, "eigenvalues": values, "runs": runs}
 
@@ -395,7 +396,7 @@ def test_a_rotation_of_the_stream_changes_no_table_eigenvalue_pattern_or_logit(s
     for after in (kept, moved):  # the tables leave LayerNorm out: they need no direction kept
         assert unchanged(before["tables"], after["tables"]) == set(before["tables"])
         for ours, theirs in zip(before["eigenvalues"], after["eigenvalues"]):
-            assert part4.match_eigenvalues(ours, theirs)[0] < 1e-10
+            assert common.match_eigenvalues(ours, theirs)[0] < 1e-10
     assert unchanged(before["runs"], kept["runs"]) == set(before["runs"])
     assert unchanged(before["runs"], moved["runs"]) == set()
     assert not unchanged(before["tables"], half["tables"]) - {"ranks"}  # its writers alone

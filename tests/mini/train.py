@@ -36,7 +36,6 @@ from torch import nn
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-import circuits_part5  # noqa: E402
 import common  # noqa: E402
 
 D_MODEL, N_HEADS, D_HEAD, N_CTX, D_VOCAB = 256, 8, 32, 256, 4096
@@ -319,9 +318,9 @@ def evaluate(folder: pathlib.Path, n_layers: int, held_out: np.ndarray) -> list[
         return lines + ["copy scores: " + by_head(score, 0),
                         f"heads with a copy score above 0.7: {copying} of {N_HEADS}"]
     previous = torch.stack([common.mean_attention(p, 1) for _, p in found]).mean(0)
-    tokens = circuits_part5.repeated_tokens(model, 100, 32, seed=3)
+    tokens = common.repeated_tokens(model, 100, 32, seed=3)
     run = common.freeze(model, tokens)
-    induction = circuits_part5.induction_scores(run).mean(-1)
+    induction = common.induction_scores(run).mean(-1)
     nll = -model(tokens).log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
     scores = common.composition_scores(model.W_V[0], model.W_O[0], model.W_K[1], model.W_Q[1])
     baseline = common.random_baseline(D_MODEL, D_HEAD, 200, seed=0)[0].mean().item()

@@ -1,0 +1,1 @@
+"""What draws the pictures, and the pictures."""

@@ -1,0 +1,1 @@
+"""What runs a script, and the results it writes."""
