@@ -10,17 +10,17 @@ cores at the public size. The text (--text, default the WikiText-2 test split) i
 1,000 tokens, or of the model's context where that is shorter; --tokens and --seq-len ask for more
 of it, or for less.
 
-Each section of the article is a compute_x that returns plain numbers, a print_x that prints the
-article's lines from them and a plot_x that draws its picture from them alone. Expanded circuits
-stay factored: a row or a column at a time.
+Each section of the article is a compute_x that returns plain numbers and a print_x that prints the
+article's lines from them; figures/part4.py draws their pictures. Expanded circuits stay factored: a
+row or a column at a time.
 """
 
 from __future__ import annotations
 
-import functools
+import argparse
 import math
-import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,7 +31,8 @@ from torch import Tensor
 import common
 from common import cen, token_text
 from figures import part4 as pictures
-from results import report, runner, sweep
+from results import claims, report, runner, sweep
+from results.report import Section
 
 PUBLISHED_MODEL = "attn-only-1l"
 TEXT_TOKENS = 1000  # of the text, for the patterns on text (section 4)
@@ -54,7 +55,9 @@ OPEN = {
 }
 CHOICES = {name: values[0] for name, values in OPEN.items()}
 # The rows of the article; " two" is ours, after the paper's.
-TABLE_ROWS = [(0, " perfect"), (0, " Ralph"), (0, " large"), (6, " couldn"), (7, " Paris"), (0, " two")]
+TABLE_ROWS = [
+    (0, " perfect"), (0, " Ralph"), (0, " large"), (6, " couldn"), (7, " Paris"), (0, " two"),
+]
 WORD = dict(prompt='My friend Ralph called me today.\n"R', source=" Ralph", next="alph", head=0)
 PAIRS = [  # with the word, without it, what comes next
     ('My friend Ralph called me today.\n"R', 'My friend Bob called me today.\n"R', "alph"),
@@ -93,12 +96,9 @@ class Analysis:
     run: common.FrozenRun  # of the text
     A: Float[Tensor, "head d_vocab d_head"]  # W_E W_V, float64
     B: Float[Tensor, "head d_head d_vocab"]  # W_O W_U, float64
-    meta: dict
     choices: dict
-    seed: int
+    args: argparse.Namespace  # --seed, and the reader's own --source, --prompt and --next
     sample: bool = False  # the bundled model: rows of its own vocabulary too
-    sources: tuple = ()  # --source
-    prompt: tuple | None = None  # --prompt and --next
 
     @property
     def model(self):
@@ -106,7 +106,7 @@ class Analysis:
 
     @cached_property
     def ranked(self) -> Int[Tensor, " source"]:
-        """The source tokens whose place in their own row counts; all in a small vocabulary."""
+        """The source tokens whose rank in their own row counts; all in a small vocabulary."""
         d_vocab = self.model.cfg.d_vocab
         return torch.tensor(RANKED if d_vocab >= RANKED.stop else range(d_vocab))
 
@@ -123,13 +123,13 @@ class Analysis:
 
 
 class Skip(Exception):
-    """A row that this model has not: the reason, and the pieces of the word that is no token."""
+    """A row that this model cannot have: the reason, and the pieces of a word that is no token."""
 
 
-def row(base: dict, compute) -> dict:
-    """A row of results: `base` and what compute() gives, or why there is none."""
+def row(base: dict, compute: Callable[..., dict], *args) -> dict:
+    """A row of results: `base` and compute(*args), or the reason why it is skipped."""
     try:
-        return base | compute()
+        return base | compute(*args)
     except Skip as skip:
         return base | {"skipped": skip.args[0], "pieces": skip.args[1]}
 
@@ -140,7 +140,7 @@ def skipped(r: dict) -> str:
 
 
 def token_id(model, word: str) -> int:
-    """The id of a word that is one token."""
+    """The id of a word that is one token; Skip if it is not."""
     ids = common.encode(model, word)
     pieces = [token_text(model, i) for i in ids]
     if pieces != [word]:
@@ -149,7 +149,7 @@ def token_id(model, word: str) -> int:
 
 
 def check_head(model, head: int) -> int:
-    """The head, if the model has it."""
+    """The head; Skip if the model does not have it."""
     if head >= model.cfg.n_heads:
         raise Skip(f"no head 0.{head} here", [])
     return head
@@ -161,7 +161,7 @@ def prompt_tokens(model, text: str) -> list[int]:
 
 
 def prompt_run(model, text: str) -> common.FrozenRun:
-    """The run of BOS and a prompt."""
+    """The run of BOS and a prompt; Skip if it does not fit the model."""
     ids = prompt_tokens(model, text)
     if len(ids) > model.cfg.n_ctx:
         raise Skip(f"{len(ids)} tokens, the context has {model.cfg.n_ctx}", [])
@@ -269,7 +269,7 @@ def skip_trigram(a: Analysis, head: int | None, word: str) -> dict:
 def compute_skip_trigrams(a: Analysis, results: dict) -> list[dict]:
     rows = [(h, w, "article") for h, w in TABLE_ROWS]
     rows += [(None, w, "sample") for w in SAMPLE_ROWS] if a.sample else []
-    return [row({"head": h, "source": w, "words": kind}, lambda h=h, w=w: skip_trigram(a, h, w))
+    return [row({"head": h, "source": w, "words": kind}, skip_trigram, a, h, w)
             for h, w, kind in rows]
 
 
@@ -297,25 +297,28 @@ def word_at_work(a: Analysis, prompt: str, source: str, next: str, head: int | N
     No head: the one that pushes most through the source."""
     tokens = [token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
     base = dict(prompt=prompt, source=source, next=next, head=head, tokens=tokens)
+    return row(base, word_pushes, a, prompt, source, next, head)
 
-    def compute() -> dict:
-        run, out = prompt_run(a.model, prompt), token_id(a.model, next)
-        here, by_source = run.tokens[0] == token_id(a.model, source), common.pushes(run, out)
-        h = int(by_source[:, here].sum(-1).argmax()) if head is None else head
-        return {"head": check_head(a.model, h), "pushes": by_source.sum(-1).tolist(),
-                "pushes_through_source": by_source[:, here].sum(-1).tolist(),
-                "attention": run.patterns[0, h, 0, -1, here].sum().item()}
 
-    return row(base, compute)
+def word_pushes(a: Analysis, prompt: str, source: str, next: str, head: int | None) -> dict:
+    run, out = prompt_run(a.model, prompt), token_id(a.model, next)
+    here = run.tokens[0] == token_id(a.model, source)
+    by_source = common.pushes(run, out)
+    through_source = by_source[:, here].sum(-1)
+    h = int(through_source.argmax()) if head is None else check_head(a.model, head)
+    return {"head": h, "pushes": by_source.sum(-1).tolist(),
+            "pushes_through_source": through_source.tolist(),
+            "attention": run.patterns[0, h, 0, -1, here].sum().item()}
 
 
 def probability(a: Analysis, prompt: str, next: str) -> dict:
-    return row({"prompt": prompt, "next": next}, lambda: {
-        "p": next_probabilities(prompt_run(a.model, prompt))[token_id(a.model, next)].item()})
+    run = prompt_run(a.model, prompt)
+    return {"p": next_probabilities(run)[token_id(a.model, next)].item()}
 
 
 def prompt_pairs(a: Analysis, pairs: list[tuple]) -> dict:
-    rows = [probability(a, prompt, out) for *two, out in pairs for prompt in two]
+    rows = [row({"prompt": prompt, "next": out}, probability, a, prompt, out)
+            for *two, out in pairs for prompt in two]
     ratios = [p["p"] / q["p"] if "p" in p and q.get("p") else None
               for p, q in zip(rows[::2], rows[1::2])]
     return {"pairs": rows, "ratios": ratios}
@@ -340,12 +343,14 @@ def print_at_work(r: dict, results: dict, log: report.Log) -> None:
 
 
 def _print_pairs(r: dict, log: report.Log) -> None:
-    p = lambda t: (f"p({t['next']!r}) " + (f"= {t['p']:.4f}" if "p" in t  # noqa: E731
-                                           else skipped(t)))
     for t, u in zip(r["pairs"][::2], r["pairs"][1::2]):
-        log(f"  {t['prompt']!r:42} {p(t)}   |   {u['prompt']!r:40} {p(u)}")
+        log(f"  {t['prompt']!r:42} {_p_next(t)}   |   {u['prompt']!r:40} {_p_next(u)}")
     ratios = ", ".join("-" if x is None else f"{x:.1f}" for x in r["ratios"])
     log(f"  the first over the second, pair by pair: {ratios}")
+
+
+def _p_next(t: dict) -> str:
+    return f"p({t['next']!r}) " + (skipped(t) if "skipped" in t else f"= {t['p']:.4f}")
 
 
 def _print_word(w: dict, log: report.Log) -> None:
@@ -366,12 +371,16 @@ def compute_positional(a: Analysis, results: dict) -> dict:
     query, n_text = min(POSITION, a.model.cfg.n_ctx - 1), a.run.tokens.shape[1]
     near = position_weights(a, query).flip(-1)[:, :3]  # 0, 1, 2 back
     on_text = [common.mean_attention(a.run.patterns[0], k) for k in range(min(3, n_text))]
-    ov = lambda h, w: {"out": top_tokens(  # noqa: E731
-        a.model, ov_row(a, check_head(a.model, h), token_id(a.model, w)), 5)}
     return {"query": query, "from_positions": near.tolist(),
             "lean": [h for h, x in enumerate(near.sum(-1).tolist()) if x > POSITIONAL_SHARE],
             "on_text": torch.stack(on_text, -1).tolist(),
-            "ov": [row({"head": h, "source": w}, lambda h=h, w=w: ov(h, w)) for h, w in OV_ROWS]}
+            "ov": [row({"head": h, "source": w}, top_out, a, h, w) for h, w in OV_ROWS]}
+
+
+def top_out(a: Analysis, head: int, word: str) -> dict:
+    """The top out tokens of a source in one head."""
+    values = ov_row(a, check_head(a.model, head), token_id(a.model, word))
+    return {"out": top_tokens(a.model, values, 5)}
 
 
 def print_positional(r: dict, results: dict, log: report.Log) -> None:
@@ -382,8 +391,8 @@ def print_positional(r: dict, results: dict, log: report.Log) -> None:
     for h, x in enumerate(r["from_positions"]):
         log(f"    head 0.{h}: {[round(v, 3) for v in x]}")
     heads = ", ".join(f"0.{h}" for h in r["lean"]) or "none"
-    log(f"  more than {POSITIONAL_SHARE} of this weight within 2 back, our rule for leaning on position: "
-        f"{heads}")
+    log(f"  more than {POSITIONAL_SHARE} of this weight within 2 back, our rule for leaning on "
+        f"position: {heads}")
     log(f"  mean attention on text at the same distances ({meta['n_tokens']:,} tokens of "
         f"{meta['text']}; the article's text is not public, so it has nothing to compare with):")
     for h, x in enumerate(r["on_text"]):
@@ -399,30 +408,37 @@ def print_positional(r: dict, results: dict, log: report.Log) -> None:
 
 def entries(a: Analysis, values: Tensor, words: list[str]) -> tuple[dict, list]:
     """The values at the words that are one token, and the rows of those that are not."""
-    rows = [row({"word": w}, lambda w=w: {"value": values[token_id(a.model, w)].item()})
-            for w in words]
+    rows = [row({"word": w}, entry, a, values, w) for w in words]
     return ({r["word"]: r["value"] for r in rows if "value" in r},
             [r for r in rows if "skipped" in r])
 
 
-def compute_bug(a: Analysis, head: int | None, source: str, out: list[str], dest: list[str],
-                pair: tuple, prompts: list[str], other: int | None) -> dict:
+def entry(a: Analysis, values: Tensor, word: str) -> dict:
+    return {"value": values[token_id(a.model, word)].item()}
+
+
+def compute_bug(a: Analysis, bug: dict) -> dict:
     """OV row and QK column of the source in one head, and the prompts. No head: the one whose
     smaller entry of the pair is largest."""
-    def compute() -> dict:
-        s, h = token_id(a.model, source), head
-        if h is None:
-            two = torch.tensor([token_id(a.model, w) for w in pair], device=a.B.device)
-            h = int((a.A[:, None, s] @ a.B[:, :, two]).amin((-1, -2)).argmax())
-        ov, qk = ov_row(a, check_head(a.model, h), s), qk_column(a, h, s)
-        (ov_at, no_out), (qk_at, no_dest) = entries(a, ov, out), entries(a, qk, dest)
-        return {"head": h, "ov": ov_at, "ov_median": ov.quantile(0.5).item(),
-                "ov_top": top_tokens(a.model, ov, 6), "qk": qk_at,
-                "qk_median": qk.quantile(0.5).item(), "qk_top": top_tokens(a.model, qk, 6),
-                "no_token": no_out + no_dest,
-                "prompts": [bug_prompt(a, h, s, pair, p, other) for p in prompts]}
+    base = {"head": bug["head"], "source": bug["source"], "pair": list(bug["pair"])}
+    return row(base, bug_entries, a, bug)
 
-    return row({"head": head, "source": source, "pair": list(pair)}, compute)
+
+def bug_entries(a: Analysis, bug: dict) -> dict:
+    source, head = token_id(a.model, bug["source"]), bug["head"]
+    if head is None:
+        pair = torch.tensor([token_id(a.model, w) for w in bug["pair"]], device=a.B.device)
+        head = int((a.A[:, None, source] @ a.B[:, :, pair]).amin((-1, -2)).argmax())
+    ov = ov_row(a, check_head(a.model, head), source)
+    qk = qk_column(a, head, source)
+    ov_at, no_out = entries(a, ov, bug["out"])
+    qk_at, no_dest = entries(a, qk, bug["dest"])
+    prompts = [row({"prompt": p}, bug_prompt, a, head, source, bug["pair"], p, bug["other"])
+               for p in bug["prompts"]]
+    return {"head": head, "ov": ov_at, "ov_median": ov.quantile(0.5).item(),
+            "ov_top": top_tokens(a.model, ov, 6), "qk": qk_at,
+            "qk_median": qk.quantile(0.5).item(), "qk_top": top_tokens(a.model, qk, 6),
+            "no_token": no_out + no_dest, "prompts": prompts}
 
 
 def bug_prompt(a: Analysis, head: int, source: int, pair: tuple, prompt: str,
@@ -430,26 +446,24 @@ def bug_prompt(a: Analysis, head: int, source: int, pair: tuple, prompt: str,
     """A prompt that holds the source: one head's pushes on the pair, whole and through it.
 
     No other head: the one besides `head` that pushes most on the first of the pair."""
-    def compute() -> dict:
-        run = prompt_run(a.model, prompt)
-        here = run.tokens[0] == source
-        ids = {w: token_id(a.model, w) for w in pair}
-        by_source = {w: common.pushes(run, i) for w, i in ids.items()}
-        through = {w: x[head, here].sum().item() for w, x in by_source.items()}
-        p, first = next_probabilities(run), by_source[pair[0]].sum(-1)
-        rest = [h for h in range(len(first)) if h != head]
-        o = max(rest, key=first.tolist().__getitem__) if other is None else other
-        return {"attention": run.patterns[0, head, 0, -1, here].sum().item(), "through": through,
-                "ratio": through[pair[1]] / through[pair[0]] if through[pair[0]] else None,
-                "whole": {w: x[head].sum().item() for w, x in by_source.items()},
-                "p": {w: p[i].item() for w, i in ids.items()}, "top3": top_tokens(a.model, p, 3),
-                "other_head": check_head(a.model, o), f"push_0_{o}": first[o].item()}
-
-    return row({"prompt": prompt}, compute)
+    run = prompt_run(a.model, prompt)
+    here = run.tokens[0] == source
+    ids = {w: token_id(a.model, w) for w in pair}
+    by_source = {w: common.pushes(run, i) for w, i in ids.items()}
+    through = {w: x[head, here].sum().item() for w, x in by_source.items()}
+    p, on_first = next_probabilities(run), by_source[pair[0]].sum(-1).tolist()
+    if other is None:
+        other = max((h for h in range(len(on_first)) if h != head), key=on_first.__getitem__)
+    check_head(a.model, other)
+    return {"attention": run.patterns[0, head, 0, -1, here].sum().item(), "through": through,
+            "ratio": through[pair[1]] / through[pair[0]] if through[pair[0]] else None,
+            "whole": {w: x[head].sum().item() for w, x in by_source.items()},
+            "p": {w: p[i].item() for w, i in ids.items()}, "top3": top_tokens(a.model, p, 3),
+            "other_head": other, f"push_0_{other}": on_first[other]}
 
 
 def compute_keep(a: Analysis, results: dict) -> dict:
-    return compute_bug(a, **BUG) | {"sample": compute_bug(a, **SAMPLE_BUG) if a.sample else None}
+    return compute_bug(a, BUG) | {"sample": compute_bug(a, SAMPLE_BUG) if a.sample else None}
 
 
 def print_keep(r: dict, results: dict, log: report.Log) -> None:
@@ -471,10 +485,10 @@ def _print_bug(r: dict, log: report.Log) -> None:
     if "skipped" in r:
         log(f"  {skipped(r)}")
         return
-    rounded = lambda d: {w: round(x, 2) for w, x in d.items()}  # noqa: E731
-    log(f"  OV column \"{r['source']}\": {rounded(r['ov'])}  (median over all tokens "
+    ov, qk = ({w: round(x, 2) for w, x in r[circuit].items()} for circuit in ("ov", "qk"))
+    log(f"  OV column \"{r['source']}\": {ov}  (median over all tokens "
         f"{r['ov_median']:z.2f}); top {r['ov_top']}")
-    log(f"  QK column \"{r['source']}\": {rounded(r['qk'])}  (median {r['qk_median']:z.2f}); top "
+    log(f"  QK column \"{r['source']}\": {qk}  (median {r['qk_median']:z.2f}); top "
         f"destinations {r['qk_top']}")
     for w in r["no_token"]:
         log(f"    {skipped(w)}")
@@ -483,14 +497,19 @@ def _print_bug(r: dict, log: report.Log) -> None:
         if "skipped" in p:
             log(f"  {p['prompt']!r}: {skipped(p)}")
             continue
-        (t1, t2), (w1, w2), (p1, p2) = ([p[k][w] for w in r["pair"]]
-                                        for k in ("through", "whole", "p"))
+        t1, t2 = p["through"].values()
+        w1, w2 = p["whole"].values()
+        p1, p2 = p["p"].values()
         ratio = "-" if p["ratio"] is None else f"{p['ratio']:.2f}"
+        other = p["other_head"]
         log(f"  {p['prompt']!r}: head 0.{r['head']} puts {p['attention']:.2f} on "
             f"\"{r['source']}\"; through \"{r['source']}\" it pushes {one} {t1:+.2f}, {two} "
             f"{t2:+.2f}  (ratio {two}/{one} {ratio}); whole head: {one} {w1:+.2f}, {two} {w2:+.2f}")
         log(f"      whole model: p({one}) = {p1:.4f}, p({two}) = {p2:.6f}; top 3 {p['top3']}; head "
-            f"0.{p['other_head']} pushes {one} {p['push_0_' + str(p['other_head'])]:+.2f}")
+            f"0.{other} pushes {one} {p[f'push_0_{other}']:+.2f}")
+
+
+# ------------------------------------------------------------------ 6. eigenvalues
 
 
 def complex_list(x: Tensor) -> list[list[float]]:
@@ -502,7 +521,7 @@ def compute_eigen(a: Analysis, results: dict) -> dict:
     piece = min(PIECE, a.model.cfg.d_vocab)
     A, B = a.A[0, :piece], a.B[0, :, :piece]
     match, rest = common.match_eigenvalues(torch.linalg.eigvals((A @ B).cpu()),
-                                    common.circuit_eigenvalues(A, B)[0])
+                                           common.circuit_eigenvalues(A, B)[0])
     values, trace = common.circuit_eigenvalues(a.A, a.B)
     score, counts = common.copy_score(values), common.eigenvalue_counts(values)
     diagonal_sum = a.diagonal.sum(-1)
@@ -515,7 +534,7 @@ def compute_eigen(a: Analysis, results: dict) -> dict:
               "diagonal_sum": diagonal_sum[h].item(), "eigenvalues": complex_list(values[h])}
              | {k: int(c[h]) for k, c in zip(("positive", "real_positive", "complex"), counts)}
              for h in range(len(values))]
-    drawn = common.random_heads(a.model, a.choices["random_heads"], N_RANDOM, a.seed)
+    drawn = common.random_heads(a.model, a.choices["random_heads"], N_RANDOM, a.args.seed)
     scores = common.copy_score(drawn)
     positive, _, is_complex = common.eigenvalue_counts(drawn)
     return {"check": {"match": match, "rest": rest, "n_tokens": piece}, "heads": heads,
@@ -537,11 +556,15 @@ def print_eigen(r: dict, results: dict, log: report.Log) -> None:
 
 
 def compute_copying(a: Analysis, results: dict) -> list[dict]:
-    share = lambda yes: yes.double().mean().item()  # noqa: E731
     sources = [int(a.ranked[0]), int(a.ranked[-1])]
     return [{"diagonal_positive": share(diagonal > 0), "top1": share(ranks <= 1),
              "top5": share(ranks <= 5), "sources": sources}
             for diagonal, ranks in zip(a.diagonal, a.ranks)]
+
+
+def share(yes: Tensor) -> float:
+    """The share of True."""
+    return yes.double().mean().item()
 
 
 def print_copying(r: list[dict], results: dict, log: report.Log) -> None:
@@ -561,127 +584,65 @@ def print_copying(r: list[dict], results: dict, log: report.Log) -> None:
     for h, (e, m) in enumerate(zip(heads, r)):
         log(f"  0.{h:<4}  {e['copy_score']:+10.3f}  {m['diagonal_positive']:12.2f}  "
             f"{m['top1']:10.2f}  {m['top5']:10.2f}")
-    every = last - first + 1 == sizes["d_vocab"]
-    log(f"  (diagonal: of all {sizes['d_vocab']:,} tokens; self: of "
-        f"{'all tokens' if every else f'tokens {first:,} to {last:,}'}, a tie is not first; real "
-        f"or complex, positive or not: to {common.REAL:g} of |l|)")
+    all_tokens = last - first + 1 == sizes["d_vocab"]
+    some = "all tokens" if all_tokens else f"tokens {first:,} to {last:,}"
+    log(f"  (diagonal: of all {sizes['d_vocab']:,} tokens; self: of {some}, a tie is not first; "
+        f"real or complex, positive or not: to {common.REAL:g} of |l|)")
 
 
 # ------------------------------------------------------------------ what the text derives
 
-BOUNDED_HEADS = (0, 3, 4)  # the copying heads whose weight on near tokens the text bounds (section 4)
-NEARLY_ALL = 7 / 8  # of the eigenvalues on the right: our reading of "nearly all" (section 7)
-
 
 def compute_claims(a: Analysis, results: dict) -> dict:
-    """What the article's sentences derive from the sections before; None where a row was skipped.
-    Heads are found by rule, but for BOUNDED_HEADS."""
-    s = results["sections"]
-    return {"d_model": a.model.cfg.d_model, "text_tokens": results["meta"]["n_tokens"],
-            **word_claims(s), **head_claims(s)}
-
-
-def word_claims(s: dict) -> dict:
-    ralph, keep = s["at_work"]["ralph"], s["keep"]
-    tokens, source, pushes = ralph["tokens"], ralph["source"], ralph.get("pushes", [])
-    others = [x for h, x in enumerate(pushes) if h != ralph["head"]]
-    out = {t["source"]: t.get("out") for t in s["skip_trigrams"] if t["words"] == "article"}
-    large, paris = out[" large"], out[" Paris"]
-    ratios = [p["ratio"] for p in keep.get("prompts", []) if p.get("ratio") is not None]
-    ov, qk, (*rest, going) = keep.get("ov"), keep.get("qk", {}), BUG["dest"]
-    return {
-        "ralph": {"other_heads": s["sizes"]["n_heads"] - 1, "others_min": min(others, default=None),
-                  "others_max": max(others, default=None), "tokens_back":
-                  len(tokens) - 1 - tokens.index(source) if source in tokens else None},
-        "large_raises": large and [w for w in ("large", "small") if w in large],
-        "paris_raises_itself": paris and sum(w.strip() == "Paris" for w in paris),
-        "keep": {"ratio_difference": ratios[0] - ratios[1] if len(ratios) == 2 else None,
-                 "lowest_above_median": min(ov.values()) - keep["ov_median"] if ov else None,
-                 "going_above_others": qk[going] - max(qk[w] for w in rest)
-                 if len(qk) == len(BUG["dest"]) else None}}
-
-
-def head_claims(s: dict) -> dict:
-    position, heads = s["positional"], s["eigen"]["heads"]
-    weights, text, lean = position["from_positions"], position["on_text"], position["lean"]
-    name = lambda heads: [f"0.{h}" for h in heads]  # noqa: E731
-    near = [h for h, x in enumerate(weights) if round(x[0] + x[1], 2) == 1]
-    same = [weights[h][0] for h in near]
-    right = [x["positive"] / s["sizes"]["rank"] for x in heads]
-    scores, drawn = [x["copy_score"] for x in heads], s["eigen"]["random"]["copy_score"]
-    negative = [h for h, x in enumerate(scores) if x < 0]
-    others = [max(x) for h, x in enumerate(text) if h not in lean]
-    return {
-        "positional": {"n_lean": len(lean), "present_or_previous": name(near),
-                       "same_min": min(same, default=None), "same_max": max(same, default=None)},
-        "on_text": {"one_back": name(h for h in lean if max(text[h]) == text[h][1]),
-                    "others_max": max(others, default=None),
-                    "copying_max": max(max(x[:2]) for h, x in enumerate(text) if h in BOUNDED_HEADS)},
-        "eigen": {"rest": s["eigen"]["check"]["n_tokens"] - s["sizes"]["rank"],
-                  "above_0_7": sum(x > 0.7 for x in scores),
-                  "at_least_0_97": sum(round(x, 3) >= 0.97 for x in scores),
-                  "nearly_all_right": name(h for h, x in enumerate(right) if x >= NEARLY_ALL),
-                  "most_right": name(h for h, x in enumerate(right) if 0.5 < x < NEARLY_ALL),
-                  "negative": name(negative), "negative_positional": len({*negative} & {*lean}),
-                  "sums_differ": max(abs(x["trace"] - x["diagonal_sum"]) for x in heads)},
-        "random": {"n": len(drawn), "copy_score_sd": statistics.stdev(drawn)}}
+    return claims.part_4(results["sections"], results["meta"]["n_tokens"], a.model.cfg.d_model,
+                         BUG["dest"])
 
 
 def print_claims(r: dict, results: dict, log: report.Log) -> None:
-    w, p, t, k, e = (r[name] for name in ("ralph", "positional", "on_text", "keep", "eigen"))
-    form = lambda x, spec: "-" if x is None else format(x, spec)  # noqa: E731
-    heads = lambda names: ", ".join(names) or "none"  # noqa: E731
-    named = heads([f"0.{h}" for h in BOUNDED_HEADS])
-    log(f"== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule, but for {named})")
-    log(f"  at work: the other {w['other_heads']} heads add between {form(w['others_min'], '+.2f')}"
-        f" and {form(w['others_max'], '+.2f')}; the name stands {form(w['tokens_back'], 'd')} "
-        "tokens back")
-    log(f"  of \"large\" and \"small\" the row of ' large' has {heads(r['large_raises'] or [])}; "
-        f"its own word in the row of ' Paris': {form(r['paris_raises_itself'], 'd')} times")
-    log(f"  {p['n_lean']} heads lean on position; with all weight on the token itself and the one "
-        f"before: {heads(p['present_or_previous'])} (itself "
-        f"{form(p['same_min'], '.2f')} to {form(p['same_max'], '.2f')})")
-    log(f"  on text: leaning heads that put the most one back {heads(t['one_back'])}; heads that "
-        f"do not lean at most {form(t['others_max'], '.3f')}; {named} "
-        f"at most {t['copying_max']:.3f} on the token itself and the one before")
-    log(f"  \"keep\": one ratio minus the other {form(k['ratio_difference'], '.1e')}; lowest word "
-        f"minus median {form(k['lowest_above_median'], '+z.2f')}; going minus the other "
-        f"destinations {form(k['going_above_others'], '+.2f')}")
-    log(f"  copy score above 0.7: {e['above_0_7']} heads, 0.97 or more: {e['at_least_0_97']}, "
-        f"below 0: {heads(e['negative'])} ({e['negative_positional']} of them lean on position); "
-        f"standard deviation of the random heads {r['random']['copy_score_sd']:.3f}")
-    log(f"  eigenvalues on the right, nearly all: {heads(e['nearly_all_right'])}, most: "
-        f"{heads(e['most_right'])}; trace minus sum of diagonal at most {e['sums_differ']:.1e}; "
-        f"{e['rest']} eigenvalues of the piece are left over")
+    claims.print_claims(r, claims.PART_4, log)
 
 
 # ------------------------------------------------------------------ beyond the article
 
-# Two measures that say different things, and the tokens that show it: those that raise
-# themselves but others more (rank > 5), those that do not (rank <= 5), those that lower themselves.
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Two measures of copying that say different things of a head."""
+
+    measures: str
+    applies: Callable[[dict], bool]  # to the measures of a head
+    tokens: str  # those that show it: "outranked", "among five" or "lowered" (telling_tokens)
+
+
 DISAGREEMENTS = [
-    ("score above 0.9 but top-5 self below 0.05", "outranked",
-     lambda m: m["copy_score"] > 0.9 and m["top5"] < 0.05),
-    ("score above 0.9 but more than 5% of tokens lower themselves", "lowered",
-     lambda m: m["copy_score"] > 0.9 and m["diagonal_positive"] < 0.95),
-    ("more than 90% of tokens raise themselves but top-5 self below 0.05", "outranked",
-     lambda m: m["diagonal_positive"] > 0.9 and m["top5"] < 0.05),
-    ("score below 0.5 but top-5 self above 0.05", "among five",
-     lambda m: m["copy_score"] < 0.5 and m["top5"] > 0.05),
-    ("score below 0 but more than half of the tokens raise themselves", "outranked",
-     lambda m: m["copy_score"] < 0 and m["diagonal_positive"] > 0.5),
+    Disagreement("score above 0.9 but top-5 self below 0.05",
+                 lambda m: m["copy_score"] > 0.9 and m["top5"] < 0.05, "outranked"),
+    Disagreement("score above 0.9 but more than 5% of tokens lower themselves",
+                 lambda m: m["copy_score"] > 0.9 and m["diagonal_positive"] < 0.95, "lowered"),
+    Disagreement("more than 90% of tokens raise themselves but top-5 self below 0.05",
+                 lambda m: m["diagonal_positive"] > 0.9 and m["top5"] < 0.05, "outranked"),
+    Disagreement("score below 0.5 but top-5 self above 0.05",
+                 lambda m: m["copy_score"] < 0.5 and m["top5"] > 0.05, "among five"),
+    Disagreement("score below 0 but more than half of the tokens raise themselves",
+                 lambda m: m["copy_score"] < 0 and m["diagonal_positive"] > 0.5, "outranked"),
 ]
 
 
 def telling_tokens(a: Analysis, head: int, kind: str) -> list[dict]:
-    """Three source tokens that show a disagreement, the clearest first, each with the diagonal
-    entry, its own place in its row and the token that it raises most."""
+    """Three source tokens that show a disagreement, the clearest first.
+
+    outranked: they raise themselves, but five others more; among five: they raise themselves as one
+    of five; lowered: they lower themselves. Each has its diagonal entry, its rank in its own row
+    and the token that it raises most.
+    """
     ids, rank = a.ranked, a.ranks[head]
     own = a.diagonal[head, ids]
     if kind == "lowered":
         clear, shows = -own, own < 0
+    elif kind == "outranked":
+        clear, shows = own, (own > 0) & (rank > 5)
     else:
-        clear, shows = own, (own > 0) & ((rank > 5) if kind == "outranked" else (rank <= 5))
+        clear, shows = own, (own > 0) & (rank <= 5)
     best = [i for i in clear.sort(descending=True, stable=True).indices.tolist() if shows[i]]
     return [{"source": token_text(a.model, int(ids[i])), "diagonal": own[i].item(),
              "rank": int(rank[i]),
@@ -692,19 +653,19 @@ def compute_beyond(a: Analysis, results: dict) -> dict:
     run, m = a.run, a.model
     z = common.attend(run.patterns[0], cen(run.x0) / run.scales[0], m.W_V[0])
     found = common.unembed(run, {"model": run.final}, z=z[:, None])
-    removed = found.removed[:, 0]  # [head, batch, pos - 1]
-    change = removed.mean(-1) if len(run.tokens) > 1 else removed[:, 0]
-    increase, se = change.mean(-1).tolist(), (change.std(-1) / change.shape[-1] ** 0.5).tolist()
+    increases = found.loss_increase[:, 0]  # [head, batch, next]
+    change = increases.mean(-1) if len(run.tokens) > 1 else increases[:, 0]
+    increase = change.mean(-1).tolist()
+    se = (change.std(-1) / change.shape[-1] ** 0.5).tolist()
     condition = common.eigenvector_condition(a.A, a.B).tolist()
-    heads = []
-    for h, both in enumerate(zip(results["sections"]["eigen"]["heads"],
-                                 results["sections"]["copying"])):
+    s, heads = results["sections"], []
+    for h, (eigen, copying) in enumerate(zip(s["eigen"]["heads"], s["copying"])):
         heads.append({
             "condition": condition[h] if math.isfinite(condition[h]) else None,
             "loss_increase": increase[h], "loss_increase_se": se[h],
-            "copies": both[0]["copy_score"] > COPIES, "matters": increase[h] - 2 * se[h] > MATTERS,
-            "disagree": [{"measures": what, "tokens": telling_tokens(a, h, kind)}
-                         for what, kind, applies in DISAGREEMENTS if applies(both[0] | both[1])]})
+            "copies": eigen["copy_score"] > COPIES, "matters": increase[h] - 2 * se[h] > MATTERS,
+            "disagree": [{"measures": d.measures, "tokens": telling_tokens(a, h, d.tokens)}
+                         for d in DISAGREEMENTS if d.applies(eigen | copying)]})
     return {"heads": heads, "loss_model": found.losses["model"].mean().item(),
             "n": change.shape[-1], "n_of": "sequences" if len(run.tokens) > 1 else "tokens"}
 
@@ -738,24 +699,30 @@ def print_beyond(r: dict, results: dict, log: report.Log) -> None:
 
 def compute_reader(a: Analysis, results: dict) -> dict:
     rows = []
-    for w in a.sources:
-        one = row({"head": None, "source": w}, lambda w=w: {"id": token_id(a.model, w)})
-        rows += [one] if "skipped" in one else [
-            {"head": h, "source": w} | skip_trigram(a, h, w) for h in range(a.model.cfg.n_heads)]
-    return {"sources": rows, "prompt": reader_prompt(a, *a.prompt) if a.prompt else None}
+    for word in a.args.source:
+        try:
+            token_id(a.model, word)
+        except Skip:
+            rows.append(row({"head": None, "source": word}, skip_trigram, a, 0, word))
+            continue
+        rows += [{"head": h, "source": word} | skip_trigram(a, h, word)
+                 for h in range(a.model.cfg.n_heads)]
+    prompt = None if a.args.next is None else reader_prompt(a, a.args.prompt, a.args.next)
+    return {"sources": rows, "prompt": prompt}
 
 
 def reader_prompt(a: Analysis, prompt: str, next: str) -> dict:
     """Every head's push on the next token, the sources it goes through, and the probability."""
     tokens = [token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
+    base = {"prompt": prompt, "next": next, "tokens": tokens}
+    return row(base, prompt_pushes, a, prompt, next)
 
-    def compute() -> dict:
-        run, out = prompt_run(a.model, prompt), token_id(a.model, next)
-        by_source = common.pushes(run, out)
-        return {"p": next_probabilities(run)[out].item(), "pushes": by_source.sum(-1).tolist(),
-                "through": by_source.tolist(), "attention": run.patterns[0, :, 0, -1].tolist()}
 
-    return row({"prompt": prompt, "next": next, "tokens": tokens}, compute)
+def prompt_pushes(a: Analysis, prompt: str, next: str) -> dict:
+    run, out = prompt_run(a.model, prompt), token_id(a.model, next)
+    by_source = common.pushes(run, out)
+    return {"p": next_probabilities(run)[out].item(), "pushes": by_source.sum(-1).tolist(),
+            "through": by_source.tolist(), "attention": run.patterns[0, :, 0, -1].tolist()}
 
 
 def print_reader(r: dict, results: dict, log: report.Log) -> None:
@@ -774,17 +741,18 @@ def print_reader(r: dict, results: dict, log: report.Log) -> None:
         best = sorted(range(len(x)), key=lambda j: -abs(x[j]))[:3]
         log(f"    head 0.{h}: {push:+.2f}; through " + ", ".join(
             f"{p['tokens'][j]!r} at {j}: {x[j]:+.2f} (attention {weight[j]:.2f})" for j in best))
+
 SECTIONS = [
-    ("sizes", compute_sizes, print_sizes),
-    ("skip_trigrams", compute_skip_trigrams, print_skip_trigrams),
-    ("at_work", compute_at_work, print_at_work),
-    ("positional", compute_positional, print_positional),
-    ("keep", compute_keep, print_keep),
-    ("eigen", compute_eigen, print_eigen),
-    ("copying", compute_copying, print_copying),
-    ("claims", compute_claims, print_claims),
-    ("beyond", compute_beyond, print_beyond),
-    ("reader", compute_reader, print_reader),
+    Section("sizes", compute_sizes, print_sizes),
+    Section("skip_trigrams", compute_skip_trigrams, print_skip_trigrams),
+    Section("at_work", compute_at_work, print_at_work),
+    Section("positional", compute_positional, print_positional),
+    Section("keep", compute_keep, print_keep),
+    Section("eigen", compute_eigen, print_eigen),
+    Section("copying", compute_copying, print_copying),
+    Section("claims", compute_claims, print_claims),
+    Section("beyond", compute_beyond, print_beyond),
+    Section("reader", compute_reader, print_reader),
 ]
 TABLES = {"skip_trigrams", "positional", "keep"}
 SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
@@ -805,42 +773,54 @@ def parse(argv: list[str] | None):
     args = p.parse_args(argv)
     if (args.prompt is None) != (args.next is None):
         raise common.UserError("--prompt TEXT and --next WORD belong together: give both")
-    words = "".join((*args.source, args.prompt or "", args.next or ""))
-    if any("\ud800" <= c <= "\udfff" for c in words):  # bytes that the shell could not decode
-        raise common.UserError("--source, --prompt and --next take UTF-8: mend the encoding")
     return args
+
+
+class Setup:
+    """Loads and runs the model once for every processing that the choices ask for in turn."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.prepared: dict = {}  # {fold_value_biases: (fields of an Analysis, meta)}, the last one
+
+    def prepare(self, fold_value_biases: bool) -> tuple[dict, dict]:
+        """What no other choice changes: the run and the factors of the circuits, and the meta."""
+        args = self.args
+        processing = common.PROCESSING | {"fold_value_biases": fold_value_biases}
+        model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
+                                          processing)
+        one_row = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
+        n_tokens = one_row if args.tokens is None else args.tokens
+        tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
+                                          default_len=min(TEXT_TOKENS, n_tokens))
+        meta = report.run_meta(SCRIPT.file, source, text, args, {}) | {"processing": processing}
+        fields = dict(run=common.freeze(model, tokens),
+                      A=model.W_E.double() @ model.W_V[0].double(),
+                      B=model.W_O[0].double() @ model.W_U.double(),
+                      args=args, sample=source["model"] == "mini-1l")
+        return fields, meta
+
+    def analyse(self, choices: dict) -> tuple[Analysis, dict]:
+        """The analysis under these choices, and the meta of its results."""
+        key = choices["fold_value_biases"]
+        if key not in self.prepared:
+            self.prepared = {key: self.prepare(key)}
+        fields, meta = self.prepared[key]
+        return Analysis(choices=choices, **fields), meta | {"choices": choices}
 
 
 @torch.no_grad()
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
-    if done := runner.from_files(SCRIPT, args):
+    done = runner.from_files(SCRIPT, args)
+    if done:
         return done
-
-    @functools.lru_cache(maxsize=1)
-    def prepare(fold_value_biases: bool) -> dict:
-        """What no other choice changes."""
-        processing = common.PROCESSING | {"fold_value_biases": fold_value_biases}
-        model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
-                                          processing)
-        one = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
-        n_tokens = one if args.tokens is None else args.tokens
-        tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
-                                          default_len=min(TEXT_TOKENS, n_tokens))
-        meta = report.run_meta(SCRIPT.file, source, text, args, {}) | {"processing": processing}
-        return dict(
-            run=common.freeze(model, tokens), A=model.W_E.double() @ model.W_V[0].double(),
-            B=model.W_O[0].double() @ model.W_U.double(), meta=meta, seed=args.seed,
-            sample=source["model"] == "mini-1l", sources=tuple(args.source),
-            prompt=(args.prompt, args.next) if args.next is not None else None)
-
-    def analyse(choices: dict) -> tuple[Analysis, dict]:
-        a = Analysis(choices=choices, **prepare(choices["fold_value_biases"]))
-        return a, a.meta | {"choices": choices}
-
+    setup = Setup(args)
     if args.sweep:
-        return sweep.try_settings(SCRIPT, args, analyse, OPEN)
-    a, meta = analyse(CHOICES)
-    return runner.run_sections(SCRIPT, meta, args, a)
+        return sweep.try_settings(SCRIPT, args, setup.analyse, OPEN)
+    analysis, meta = setup.analyse(CHOICES)
+    return runner.run_analysis(SCRIPT, meta, args, analysis)
+
+
 if __name__ == "__main__":
     sys.exit(runner.run_script(main))

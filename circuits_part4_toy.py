@@ -21,9 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 import common
-from figures import charts
+from common import tensor
 from figures import part4 as pictures
+from figures.charts import number, plain, vector
+from figures.part4 import NAMES
 from results import report, runner
+from results.report import Section
 
 KEEP = dict(entries={"mind": 2, "bay": 6}, weights={"in": 0.5, "at": 0.8})  # (section 1)
 MATRICES = {  # M of a head on two tokens, and vectors to try (section 2)
@@ -53,7 +56,8 @@ def head_pushes(weights, entries) -> Float[Tensor, "destination out"]:
 
     push[b, c] = A[b, source] M[c, source] ("Skip-trigrams"); the source's value is one number, 1.
     """
-    A, M, one = common.tensor(weights)[None, None, :, None], common.tensor(entries), common.tensor([[[1]]])
+    A = tensor(weights)[None, None, :, None]
+    M, one = tensor(entries), tensor([[[1]]])
     return common.write(common.attend(A, one, one), M[None, None])[0]
 
 
@@ -99,33 +103,37 @@ def describe(M: Float[Tensor, "2 2"], vectors) -> dict:
             "diagonal": tidy(common.circuit_diagonal(A, B)), "trace": tidy(trace),
             "self_rank": common.self_rank(A[None], B[None], torch.arange(2))[0].tolist(),
             "angle": angle(M), "condition": tidy(common.eigenvector_condition(A, B)),
-            "vectors": [{"v": list(v), "Mv": tidy(M @ common.tensor(v)),
-                         "factor": tidy(common.tensor(v) @ M @ common.tensor(v) / common.tensor(v).square().sum())}
-                        for v in vectors]}
+            "vectors": [eigenvector(M, v) for v in vectors]}
+
+
+def eigenvector(M: Float[Tensor, "2 2"], v: tuple[float, float]) -> dict:
+    """M v, and the factor by which it is longer than v."""
+    x = tensor(v)
+    return {"v": list(v), "Mv": tidy(M @ x), "factor": tidy(x @ M @ x / (x @ x))}
 
 
 def compute_matrices() -> dict:
     """("Detecting copying with eigenvalues" to "Other ways to measure copying".)"""
-    return {name: describe(common.tensor(M), vectors) for name, (M, vectors) in MATRICES.items()}
+    return {name: describe(tensor(M), vectors) for name, (M, vectors) in MATRICES.items()}
 
 
 def print_matrices(r: dict, log: report.Log) -> None:
     log("== 2. EIGENVALUES OF FIVE HEADS ON TWO TOKENS (rows: out tokens; columns: tokens read)")
     log(f"  {'':<20}{'rows of M':<18}{'eigenvalues':<13}{'copy score':>10}   diagonal    sums")
     for name, m in r.items():
-        values = ", ".join(charts.number(v) for v in m["eigenvalues"])
-        log(f"  {pictures.NAMES[name]:<20}{charts.plain(m['M']):<18}{values:<13}{m['copy_score']:>10g}   "
-            f"{charts.vector(m['diagonal']):<10}{m['trace']:>3g} ={m['sum']:>3g}")
+        values = ", ".join(number(v) for v in m["eigenvalues"])
+        log(f"  {NAMES[name]:<20}{plain(m['M']):<18}{values:<13}{m['copy_score']:>10g}   "
+            f"{vector(m['diagonal']):<10}{m['trace']:>3g} ={m['sum']:>3g}")
     log("  sums: of the diagonal (the trace) = of the eigenvalues")
     for name, m in r.items():
         for t in m["vectors"]:
-            log(f"  {pictures.NAMES[name]}: M {charts.vector(t['v'])} = {charts.vector(t['Mv'])} = {t['factor']:g} "
-                f"{charts.vector(t['v'])}")
+            log(f"  {NAMES[name]}: M {vector(t['v'])} = {vector(t['Mv'])} = {t['factor']:g} "
+                f"{vector(t['v'])}")
     log(f"  {'':<20}angle of the eigenvectors   their condition   token 1, 2 read: its own place")
     for name, m in r.items():
-        log(f"  {pictures.NAMES[name]:<20}{m['angle']:>17.1f} degrees{m['condition']:>18.1f}   "
+        log(f"  {NAMES[name]:<20}{m['angle']:>17.1f} degrees{m['condition']:>18.1f}   "
             f"{m['self_rank'][0]:>14}, {m['self_rank'][1]}")
-    log(f"  the pathological one, reading token 1: logits {charts.vector(r['pathological']['columns'][0])}"
+    log(f"  the pathological one, reading token 1: logits {vector(r['pathological']['columns'][0])}"
         ", so token 1 lowers itself")
 
 
@@ -134,7 +142,7 @@ def print_matrices(r: dict, log: report.Log) -> None:
 
 def compute_products() -> dict:
     """("A trick to get the eigenvalues".) The large side P Q against the small side Q P."""
-    p, q = common.tensor(P)[:, None], common.tensor(Q)[None]
+    p, q = tensor(P)[:, None], tensor(Q)[None]
     products = {"PQ": p @ q, "QP": q @ p}
     small, trace = common.circuit_eigenvalues(q.mT, p.mT)
     values = {"PQ": torch.linalg.eigvals(p @ q), "QP": small}
@@ -147,10 +155,10 @@ def compute_products() -> dict:
 
 def print_products(r: dict, log: report.Log) -> None:
     log("== 3. AB VERSUS BA: THE SAME NON-ZERO EIGENVALUES AND TRACE, NOT THE SAME NORM")
-    log(f"  P = {charts.vector(r['P'])} as a column, Q = {charts.vector(r['Q'])} as a row")
+    log(f"  P = {vector(r['P'])} as a column, Q = {vector(r['Q'])} as a row")
     for k, label in (("PQ", "P Q"), ("QP", "Q P")):
         n = len(r["rows"][k])
-        log(f"  {label}, {n} x {n}, rows {charts.plain(r['rows'][k])}")
+        log(f"  {label}, {n} x {n}, rows {plain(r['rows'][k])}")
         log(f"    eigenvalues {', '.join(f'{v:g}' for v in r['eigenvalues'][k])}; trace "
             f"{r['trace'][k]:g}; norm {r['norm'][k]:.3f}")
 
@@ -175,15 +183,16 @@ def print_push(r: dict, log: report.Log) -> None:
 
 def toy_model() -> dict[str, Tensor]:
     """The head reads a, writes 2 a + 4 c, and b looks back at a with the score log 3."""
-    E = common.tensor(TOKENS)
+    E = tensor(TOKENS)
     a, b, c = E[:, :, None] / 4  # reading a token: 1 on itself, 0 on the others
     return {"E": E, "Q": b * math.log(3), "K": a, "V": a, "O": (8 * a + 16 * c).mT, "U": E.mT / 4}
 
 
 def turned(model: dict, R: Float[Tensor, "4 4"], only: str = "EQKVOU") -> dict:
     """The matrices of a model, those named in `only` rotated: writers x R, readers R^T x."""
-    turn = {k: (lambda w: w @ R) if k in "EO" else (lambda w: R.mT @ w) for k in only}
-    return {k: turn.get(k, lambda w: w)(w) for k, w in model.items()}
+    writers = {k: model[k] @ R for k in "EO" if k in only}
+    readers = {k: R.mT @ model[k] for k in "QKVU" if k in only}
+    return model | writers | readers
 
 
 def measures(m: dict) -> dict:
@@ -207,25 +216,29 @@ def compute_stream_rotation() -> dict:
     LayerNorm centres, so only a rotation that keeps the direction (1, 1, 1, 1) changes nothing;
     tables and eigenvalues, which leave LayerNorm out, stay the same under any other too.
     """
-    model, R, other = toy_model(), common.tensor(TURN_AB) / 5, common.tensor(TURN_ONES) / 5
+    model, R, other = toy_model(), tensor(TURN_AB) / 5, tensor(TURN_ONES) / 5
     found = {"before": measures(model), "after": measures(turned(model, R)),
              "embedding_only": measures(turned(model, R, "E")),
              "ones_moved": measures(turned(model, other))}
-    changes = [(common.tensor(v) - common.tensor(found["after"][k])).abs().max()
+    changes = [(tensor(v) - tensor(found["after"][k])).abs().max()
                for k, v in found["before"].items()]
     return {"R": tidy(R), "max_change": tidy(torch.stack(changes).max()), **found}
 
 
+def short(rows: list[list[float]]) -> str:
+    """Rows to three decimals, without -0."""
+    return plain([[round(v, 3) + 0.0 for v in row] for row in rows])
+
+
 def print_stream_rotation(r: dict, log: report.Log) -> None:
     log("== 5. A ROTATED STREAM: NO TABLE ENTRY, EIGENVALUE, PATTERN OR LOGIT CHANGES")
-    log(f"  tokens a, b, c {charts.plain(TOKENS)}; the text is: a b")
+    log(f"  tokens a, b, c {plain(TOKENS)}; the text is: a b")
     five = [[round(5 * v, 3) for v in x] for x in r["R"]]
-    log(f"  rows of the rotation, times 5: {charts.plain(five)}")
+    log(f"  rows of the rotation, times 5: {plain(five)}")
     for name, label in (("before", "as it was"), ("after", "all rotated"),
                         ("embedding_only", "only the embedding rotated"),
                         ("ones_moved", "all rotated, and (1, 1, 1, 1) moved")):
         m = r[name]
-        short = lambda rows: charts.plain([[round(v, 3) + 0.0 for v in x] for x in rows])  # noqa: E731
         log(f"  {label}: eigenvalue {m['eigenvalue']:g}")
         log(f"    OV {short(m['OV'])}; QK {short(m['QK'])}")
         log(f"    pattern {short(m['pattern'])}; logits {short(m['logits'])}")
@@ -243,18 +256,22 @@ def print_sizes(r: dict, log: report.Log) -> None:
     log("== 6. HOW BIG AN EXPANDED CIRCUIT IS")
     log(f"  {r['d_vocab']:,} x {r['d_vocab']:,} tokens: {r['entries_per_circuit'] / 1e9:g} billion "
         "entries")
+
+
 SECTIONS = [
-    ("keep", compute_keep, print_keep),
-    ("matrices", compute_matrices, print_matrices),
-    ("products", compute_products, print_products),
-    ("push", compute_push, print_push),
-    ("stream_rotation", compute_stream_rotation, print_stream_rotation),
-    ("sizes", compute_sizes, print_sizes),
+    Section("keep", compute_keep, print_keep),
+    Section("matrices", compute_matrices, print_matrices),
+    Section("products", compute_products, print_products),
+    Section("push", compute_push, print_push),
+    Section("stream_rotation", compute_stream_rotation, print_stream_rotation),
+    Section("sizes", compute_sizes, print_sizes),
 ]
 SCRIPT = report.Script("circuits_part4_toy.py", SECTIONS, pictures.TOY_FIGURES)
 
 
 def main(argv: list[str] | None = None) -> dict:
     return runner.run_toy(SCRIPT, __doc__, argv)
+
+
 if __name__ == "__main__":
     sys.exit(runner.run_script(main))

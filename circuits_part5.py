@@ -7,12 +7,13 @@ Writes results/part5.json (every number, full precision), results/part5_stdout.t
 figures/part5_*.png and .svg; for another model in results/<model>/ and figures/<model>/. About
 half a minute on two CPU cores at the public size.
 
-Each section of the article is a compute_x that returns plain numbers, a print_x that prints the
-article's lines from them, and a plot_x that draws its picture from them.
+Each section of the article is a compute_x that returns plain numbers and a print_x that prints the
+article's lines from them; figures/part5.py draws their pictures.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
 import sys
@@ -23,13 +24,13 @@ import torch
 import common
 from common import pairs, token_text
 from figures import part5 as pictures
-from results import report, runner, sweep
+from results import claims, report, runner, sweep
+from results.report import Section
 
 PUBLISHED_MODEL = "attn-only-2l"
 N_TOKENS = 3072  # of the text, BOS counted
 THRESHOLD = 0.05  # above the random baseline, a pair counts as composing (section 4)
 LOSS_THRESHOLD = 0.01  # nats; a virtual head whose removal costs more counts (section 3)
-PAPER_FALL = (1.8, 5.2, 0.3)  # nats; what each order gives in the paper's own model (section 3)
 N_BASELINE = 200  # pairs of random matrices (section 4)
 N_MAP = 24  # positions of a virtual head's pattern that are kept to be drawn (section 6)
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
@@ -53,7 +54,7 @@ class Analysis:
 
     run: common.FrozenRun
     paths: common.Paths
-    meta: dict
+    text: dict  # what common.load_tokens says of the text
     choices: dict
     seed: int
 
@@ -65,26 +66,26 @@ class Analysis:
     @functools.cached_property
     def unembedded(self) -> common.Unembedded:
         """The losses of the model and of sums of terms, all terms against the model, and each
-        virtual head removed."""
+        virtual head removed. Computed on first use, since a sweep skips it when it can."""
         paths, (start, real) = self.paths, self.from_source
         zero, one, two = (paths.stream(order) for order in range(3))
         streams = {"zero": zero, "layer 0": zero + paths.bias + paths.heads(0), "one": one,
                    "start": one + start, "two": two}
-        # zero + (one - layer 0): the direct path and the layer-1 heads. one + (two - start): the
-        # virtual heads less those from the start token, unless order two has a bias term besides.
-        combined = {"layer 1": ("zero", "one", "layer 0"), "real": ("one", "two", "start")}
+        # Direct path and layer-1 heads: zero + one - layer 0. Virtual heads from real tokens alone:
+        # one + two - start, unless order two also has a bias term.
+        differences = {"layer 1": ("zero", "one", "layer 0"), "real": ("one", "two", "start")}
         if self.choices["bias_is_moved"]:
-            combined.pop("real")
+            differences.pop("real")
             streams = {"real": one + real} | streams
         normed = {name: self.run.final_norm(stream) for name, stream in streams.items()}
-        return common.unembed(self.run, {"model": self.run.final} | normed, combined,
+        return common.unembed(self.run, {"model": self.run.final} | normed, differences,
                               paths.z_virtual)
 
 
-def mean_se(x: torch.Tensor) -> tuple:
+def mean_se(x: torch.Tensor) -> tuple[list | float, list | float | None]:
     """Mean over sequences (the last axis) and its standard error, as lists or numbers.
 
-    The error is the standard deviation over sequences / sqrt(n); None for a single sequence.
+    The standard error is the standard deviation over sequences / sqrt(n); None for one sequence.
     """
     n = x.shape[-1]
     se = (x.std(-1) / math.sqrt(n)).tolist() if n > 1 else None
@@ -100,8 +101,8 @@ def compute_model(a: Analysis, results: dict) -> dict:
     return {"n_layers": cfg.n_layers, "n_heads": cfg.n_heads, "d_head": cfg.d_head,
             "d_model": cfg.d_model, "d_vocab": cfg.d_vocab, "ratio": cfg.d_head / cfg.d_model,
             "n_single": single, "n_virtual": virtual, "n_terms": 1 + single + virtual,
-            "n_tokens": a.meta["n_tokens"], "n_sequences": len(a.run.tokens),
-            "seq_len": a.meta["seq_len"]}
+            "n_tokens": a.text["n_tokens"], "n_sequences": len(a.run.tokens),
+            "seq_len": a.text["seq_len"]}
 
 
 def print_model(r: dict, results: dict, log: report.Log) -> None:
@@ -141,40 +142,54 @@ def print_path_expansion(r: dict, results: dict, log: report.Log) -> None:
 
 def compute_term_importance(a: Analysis, results: dict) -> dict:
     run, m, (start, real) = a.run, results["sections"]["model"], a.from_source
-    loss = {name: x.mean(-1) for name, x in a.unembedded.losses.items()}
-    model, direct, first, second = (loss[k] for k in ("model", "zero", "one", "two"))
-    plus_0, plus_1, plus_start, plus_real = (
-        loss[k] for k in ("layer 0", "layer 1", "start", "real"))
+    loss = {name: x.mean(-1) for name, x in a.unembedded.losses.items()}  # of each sequence
+    direct, first, second = loss["zero"], loss["one"], loss["two"]
     uniform = math.log(m["d_vocab"])
     marginal, marginal_se = mean_se(torch.stack([direct - uniform, first - direct, second - first]))
-    removed = a.unembedded.removed.mean(-1)
-    cost, cost_se = mean_se(removed)
-    ranked = sorted(pairs(removed), key=lambda p: -cost[p[0]][p[1]])
-    flat = sorted(c for row in cost for c in row)
-    upper, lower = flat[len(flat) // 2], flat[(len(flat) - 1) // 2]
-    differences = {
-        ("layer0", "vs_direct"): plus_0 - direct, ("layer0", "given_other"): first - plus_1,
-        ("layer1", "vs_direct"): plus_1 - direct, ("layer1", "given_other"): first - plus_0,
-        ("virtual", "start"): plus_start - first, ("virtual", "real"): plus_real - first,
-    }
-    split: dict = {"layer0": {}, "layer1": {}, "virtual": {}}
-    for (part, name), difference in differences.items():
-        split[part][name], split[part][f"{name}_se"] = mean_se(difference)
+    n_terms = (1, m["n_single"], m["n_virtual"])
+    split = _split(loss)
     return {
         "uniform": uniform, "loss_by_order": [x.mean().item() for x in (direct, first, second)],
-        "loss_model": model.mean().item(), "loss_model_se": mean_se(model)[1],
+        "loss_model": loss["model"].mean().item(), "loss_model_se": mean_se(loss["model"])[1],
         "n_sequences": len(run.tokens), "marginal": marginal, "marginal_se": marginal_se,
-        "per_term": [d / n for d, n in zip(marginal, (1, m["n_single"], m["n_virtual"]))],
-        "virtual_removed": cost, "virtual_removed_se": cost_se,
-        "virtual_largest": [{"h2": h2, "h1": h1, "loss_increase": cost[h2][h1]}
-                            for h2, h1 in ranked[:5]],
-        "virtual_above_0_01": sum(c > LOSS_THRESHOLD for c in flat),
-        "virtual_median": lower if a.choices["median"] == "lower" else (lower + upper) / 2,
+        "per_term": [change / n for change, n in zip(marginal, n_terms)],
+        **_removals(a.unembedded.loss_increase.mean(-1), a.choices["median"]),
         "start_delta": split["virtual"]["start"], "start_delta_se": split["virtual"]["start_se"],
         "real_delta": split["virtual"]["real"], "real_delta_se": split["virtual"]["real_se"],
         "split_check": (start + real - a.paths.virtual()).abs().max().item(),
         "layer0": split["layer0"], "layer1": split["layer1"],
     }
+
+
+def _removals(loss_increase: torch.Tensor, median: str) -> dict:
+    """The loss increases [h2, h1, sequence] of the virtual heads, removed one by one."""
+    cost, cost_se = mean_se(loss_increase)
+    ranked = sorted(pairs(loss_increase), key=lambda pair: -cost[pair[0]][pair[1]])
+    flat = sorted(increase for row in cost for increase in row)
+    lower, upper = flat[(len(flat) - 1) // 2], flat[len(flat) // 2]
+    return {
+        "virtual_removed": cost, "virtual_removed_se": cost_se,
+        "virtual_largest": [{"h2": h2, "h1": h1, "loss_increase": cost[h2][h1]}
+                            for h2, h1 in ranked[:5]],
+        "virtual_above_0_01": sum(increase > LOSS_THRESHOLD for increase in flat),
+        "virtual_median": lower if median == "lower" else (lower + upper) / 2,
+    }
+
+
+def _split(loss: dict[str, torch.Tensor]) -> dict:
+    """What each layer's single heads and each source of the virtual heads change, in nats."""
+    differences = {
+        ("layer0", "vs_direct"): loss["layer 0"] - loss["zero"],
+        ("layer0", "given_other"): loss["one"] - loss["layer 1"],
+        ("layer1", "vs_direct"): loss["layer 1"] - loss["zero"],
+        ("layer1", "given_other"): loss["one"] - loss["layer 0"],
+        ("virtual", "start"): loss["start"] - loss["one"],
+        ("virtual", "real"): loss["real"] - loss["one"],
+    }
+    split: dict = {"layer0": {}, "layer1": {}, "virtual": {}}
+    for (part, name), difference in differences.items():
+        split[part][name], split[part][f"{name}_se"] = mean_se(difference)
+    return split
 
 
 def print_term_importance(r: dict, results: dict, log: report.Log) -> None:
@@ -247,18 +262,21 @@ def print_composition(r: dict, results: dict, log: report.Log) -> None:
         f"matrices, mean of {r['baseline']['n']}): {r['baseline']['mean']:.4f}")
     for kind in "QKV":
         log(f"  {kind}-composition: {_score_line(r[kind], m)}")
-    heads = lambda values, digits: ", ".join(  # noqa: E731
-        f"0.{h} {v:.{digits}f}" for h, v in enumerate(values))
-    log(f"  layer-0 heads, mean attention to the previous token: {heads(r['prev_token'], 2)}")
-    log(f"  layer-0 heads, mean attention to the start token: {heads(r['start_token'], 2)}")
-    log(f"  layer-0 heads, mean attention to two tokens back: {heads(r['two_back'], 2)}")
+    for what, key in (("the previous token", "prev_token"), ("the start token", "start_token"),
+                      ("two tokens back", "two_back")):
+        log(f"  layer-0 heads, mean attention to {what}: {_by_head(r[key], 0, 2)}")
     for kind in "QKV":
         log(f"  {kind}-composition, mean over the {m['n_heads']} layer-1 heads, per layer-0 head: "
-            f"{heads(r[kind]['mean_by_h1'], 3)}")
+            f"{_by_head(r[kind]['mean_by_h1'], 0, 3)}")
     log("  as first published, before the correction (the first factor moved to the end); random "
         f"baseline: {first['baseline']['mean']:.4f}")
     for kind in "QKV":
         log(f"    {kind}-composition: {_score_line(first[kind], m)}")
+
+
+def _by_head(values: list[float], layer: int, digits: int) -> str:
+    """One value for each head of a layer: 0.0 0.12, 0.1 0.34, ..."""
+    return ", ".join(f"{layer}.{h} {v:.{digits}f}" for h, v in enumerate(values))
 
 
 def _score_line(s: dict, m: dict) -> str:
@@ -276,8 +294,8 @@ def compute_attention_groups(a: Analysis, results: dict) -> dict:
         g = common.score_groups(run, a.paths, h2, a.choices["bias_is_moved"])
         full = g.total()
         worst = max(worst, (full - scores)[:, past].abs().max().item())
-        for name, left in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
-            tv[name].append(pattern_change(left, pattern).item())
+        for name, rest in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
+            tv[name].append(pattern_change(rest, pattern).item())
         tv_head.append(pattern_change(full - g.K_of_head, pattern).tolist())
     return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": tv_head}
 
@@ -357,7 +375,7 @@ def compute_induction(a: Analysis, results: dict) -> dict:
 def print_induction(r: dict, results: dict, log: report.Log) -> None:
     log(f"  induction scores ({r['n_rows']} sequences of {r['n_ids']} random tokens, twice):")
     for layer, row in enumerate(r["score"]):
-        log("    " + ", ".join(f"{layer}.{h} {v:.2f}" for h, v in enumerate(row)))
+        log(f"    {_by_head(row, layer, 2)}")
 
 
 def compute_counting(a: Analysis, results: dict) -> dict:
@@ -375,61 +393,13 @@ def print_counting(r: dict, results: dict, log: report.Log) -> None:
 
 # ------------------------------------------------------------------ what the text derives
 
-COUNTED_RANGE = (0.35, 0.46)  # the changes that the text counts six of, at two decimals (section 4)
-
 
 def compute_claims(a: Analysis, results: dict) -> dict:
-    """What the article's sentences derive from the sections before. Heads are found by rule."""
-    s = results["sections"]
-    t, c, g = s["term_importance"], s["composition"], s["attention_groups"]
-    threshold, total = c["baseline"]["mean"] + THRESHOLD, t["uniform"] - t["loss_model"]
-    means = {k: c[k]["mean_by_h1"] for k in "QK"}
-    columns = range(len(means["Q"]))
-    column = max(columns, key=lambda h: means["Q"][h] + means["K"][h])
-    changes = sorted(row[column] for row in g["tv_without_K_of_head"])[::-1]
-    tv = [v for name in ("without_K", "without_Q") for v in g["tv"][name][:6]]
-    induction = sorted(((v, f"{layer}.{h}") for layer, row in enumerate(s["induction"]["score"])
-                        for h, v in enumerate(row)), reverse=True)
-    return {
-        "thresholds": {"composition": THRESHOLD, "loss": LOSS_THRESHOLD},
-        "total_drop": total, "single_share": -t["marginal"][1] / total,
-        "full_sum_minus_model": t["loss_by_order"][2] - t["loss_model"],
-        "virtual_over_paper": -t["marginal"][2] / PAPER_FALL[2],
-        "largest_run_through": sorted({f"1.{v['h2']}" for v in t["virtual_largest"]}),
-        "pairs_above": sum(c[k]["n_above"] for k in "QKV"),
-        "previous_token_head": f"0.{max(columns, key=lambda h: c['prev_token'][h])}",
-        "column": {
-            "head": f"0.{column}",
-            "others_max": max((m[h] for m in means.values() for h in columns if h != column),
-                              default=None),
-            "n_above": sum(row[column] > threshold for k in "QK" for row in c[k]["scores"]),
-            **{f"{k}_mean_above_baseline": m[column] - c["baseline"]["mean"]
-               for k, m in means.items()},
-            "n_changed": sum(COUNTED_RANGE[0] <= round(v, 2) <= COUNTED_RANGE[1] for v in changes),
-            "six_min": changes[:6][-1], "six_max": changes[0],
-        },
-        "heads_1_0_to_1_5": {"tv_min": min(tv), "tv_max": max(tv)},
-        "induction": {"top": induction[0][1], "others_max": induction[1][0]},
-    }
+    return claims.part_5(results["sections"], THRESHOLD, LOSS_THRESHOLD)
 
 
 def print_claims(r: dict, results: dict, log: report.Log) -> None:
-    c = r["column"]
-    log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS (heads found by rule, but for 1.0 to 1.5)")
-    log(f"  all terms together: {r['total_drop']:.2f} nats, of them single heads "
-        f"{r['single_share']:.0%}; virtual heads {r['virtual_over_paper']:.1f} times the paper's "
-        f"{PAPER_FALL[2]}; full sum minus the model {r['full_sum_minus_model']:.1e}")
-    log(f"  the {len(results['sections']['term_importance']['virtual_largest'])} largest virtual "
-        f"heads run through {', '.join(r['largest_run_through'])}; previous-token head "
-        f"{r['previous_token_head']}; induction head {r['induction']['top']}, no other above "
-        f"{r['induction']['others_max']:.2f}")
-    log(f"  layer-0 head with the highest mean Q- and K-composition: {c['head']}; no other above "
-        f"{'-' if c['others_max'] is None else format(c['others_max'], '.3f')}; its pairs above "
-        f"the threshold: {c['n_above']}")
-    log(f"  without its K term alone {c['n_changed']} layer-1 heads change by {COUNTED_RANGE[0]} to {COUNTED_RANGE[1]} "
-        f"(the six that change most: {c['six_min']:.2f} to {c['six_max']:.2f})")
-    log(f"  without K terms or without Q terms the first six layer-1 heads change by "
-        f"{r['heads_1_0_to_1_5']['tv_min']:.2f} to {r['heads_1_0_to_1_5']['tv_max']:.2f}")
+    claims.print_claims(r, claims.PART_5, log)
 
 
 # ------------------------------------------------------------------ beyond the article
@@ -438,63 +408,74 @@ CAUSAL_TV = 0.1  # total variation; without its K term, a pair that changes a pa
 
 
 def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None:
-    """Spearman's correlation of two maps [h2][h1]; equal values share their mean rank. None where
-    one of the two is constant."""
-    ranks = []
-    for v in (torch.tensor(x, dtype=torch.float64).flatten(), torch.tensor(y).double().flatten()):
-        below, equal = (v[:, None] > v).sum(1), (v[:, None] == v).sum(1)
-        rank = below + (equal.double() + 1) / 2
-        ranks.append(rank - rank.mean())
-    size = ranks[0].norm() * ranks[1].norm()
-    return (ranks[0] @ ranks[1] / size).item() if size > 0 else None
+    """Spearman's correlation of two maps [h2][h1]; None if one of them is constant."""
+    a, b = (_ranks(torch.tensor(scores, dtype=torch.float64).flatten()) for scores in (x, y))
+    size = a.norm() * b.norm()
+    return (a @ b / size).item() if size > 0 else None
+
+
+def _ranks(values: torch.Tensor) -> torch.Tensor:
+    """Ranks minus their mean; equal values share their mean rank."""
+    below = (values[:, None] > values).sum(1)
+    equal = (values[:, None] == values).sum(1)
+    ranks = below + (equal.double() + 1) / 2
+    return ranks - ranks.mean()
+
+
+def _above(scores: list[list[float]], least: float) -> list[dict]:
+    """The pairs with more than `least`."""
+    return [{"h2": h2, "h1": h1} for h2, row in enumerate(scores)
+            for h1, v in enumerate(row) if v > least]
 
 
 def compute_correction(a: Analysis, results: dict) -> dict:
     """What the correction of the composition score changes, and what the causal tests say.
 
-    A pair is called where its score is above the baseline of its own formula by its margin. The
-    causal test of K-composition takes the K term of one layer-0 head out of a layer-1 head's
-    scores; that of V-composition removes the virtual head. For Q there is none here.
+    A form calls a pair if its score exceeds the baseline of that form by the margin of that form.
+    The causal test of K-composition removes the K term of one layer-0 head from the scores of a
+    layer-1 head; that of V-composition removes the virtual head. Q-composition has none here.
     """
     s = results["sections"]
     tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CAUSAL_TV),
              "V": (s["term_importance"]["virtual_removed"], LOSS_THRESHOLD)}
-    corrected, found = s["composition"], {}
-    forms = {"corrected": corrected, "first_published": corrected["first_published"]}
-    above = lambda rows, least: [{"h2": h2, "h1": h1} for h2, row in enumerate(rows)  # noqa: E731
-                                 for h1, v in enumerate(row) if v > least]
+    forms = {"corrected": s["composition"],
+             "first_published": s["composition"]["first_published"]}
+    found = {}
     for kind in "QKV":
         maps = {name: form[kind]["scores"] for name, form in forms.items()}
-        called = {name: above(maps[name], form["baseline"]["mean"] + form["baseline"]["margin"])
+        called = {name: _above(maps[name], form["baseline"]["mean"] + form["baseline"]["margin"])
                   for name, form in forms.items()}
         found[kind] = {"rank_correlation": rank_correlation(*maps.values()), "called": called}
         if kind in tests:
-            changes, least = tests[kind]
-            causal = above(changes, least)
-            found[kind] |= {"causal": causal, "causal_threshold": least, "supported": {
-                name: [p for p in those if p in causal] for name, those in called.items()},
-                "rank_correlation_with_change": {
-                    name: rank_correlation(scores, changes) for name, scores in maps.items()}}
+            found[kind] |= _causal(maps, called, *tests[kind])
     return found
+
+
+def _causal(maps: dict, called: dict, changes: list[list[float]], least: float) -> dict:
+    """The pairs whose removal changes more than `least`, and which calls they support."""
+    causal = _above(changes, least)
+    return {"causal": causal, "causal_threshold": least,
+            "supported": {name: [pair for pair in those if pair in causal]
+                          for name, those in called.items()},
+            "rank_correlation_with_change": {name: rank_correlation(scores, changes)
+                                             for name, scores in maps.items()}}
 
 
 def print_correction(r: dict, results: dict, log: report.Log) -> None:
     c = results["sections"]["composition"]
-    number = lambda x: "-" if x is None else f"{x:+.2f}"  # noqa: E731
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
     log("  corrected | as first published; * above the formula's own random baseline by "
         f"{THRESHOLD} | {c['first_published']['baseline']['margin']:.3f}, as many of its standard "
         "deviations")
     for kind in "QKV":
-        k = r[kind]
         log(f"  {kind}-composition: rank correlation of the two maps "
-            f"{number(k['rank_correlation'])}")
-        for h2, rows in enumerate(zip(c[kind]["scores"], c["first_published"][kind]["scores"])):
-            log(f"    head 1.{h2}: " + " | ".join(
-                " ".join(f"{v:.3f}" + " *"[{"h2": h2, "h1": h1} in k["called"][name]]
-                         for h1, v in enumerate(row)) for row, name in zip(rows, k["called"])
-            ).rstrip())
-    for kind, what in (("K", "its K term alone taken out changes the pattern by more than"),
+            f"{_correlation(r[kind]['rank_correlation'])}")
+        both = zip(c[kind]["scores"], c["first_published"][kind]["scores"])
+        for h2, rows in enumerate(both):
+            calls = r[kind]["called"].values()
+            sides = [_marked(row, h2, called) for row, called in zip(rows, calls)]
+            log(f"    head 1.{h2}: {' | '.join(sides).rstrip()}")
+    for kind, what in (("K", "its K term alone removed changes the pattern by more than"),
                        ("V", "the virtual head removed costs more nats than")):
         k = r[kind]
         log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} of "
@@ -502,29 +483,43 @@ def print_correction(r: dict, results: dict, log: report.Log) -> None:
             "one that does not)")
         for name, label in (("corrected", "corrected"), ("first_published", "as first published")):
             log(f"    {label}: rank correlation of score and change "
-                f"{number(k['rank_correlation_with_change'][name])}; called {pair_list(k, name)}")
+                f"{_correlation(k['rank_correlation_with_change'][name])}; called "
+                f"{pair_list(k, name)}")
+
+
+def _correlation(x: float | None) -> str:
+    return "-" if x is None else f"{x:+.2f}"
+
+
+def _marked(row: list[float], h2: int, called: list[dict]) -> str:
+    """The scores of one layer-1 head; * after those that are called."""
+    marks = ["*" if {"h2": h2, "h1": h1} in called else " " for h1 in range(len(row))]
+    return " ".join(f"{v:.3f}{mark}" for v, mark in zip(row, marks))
 
 
 def pair_list(k: dict, name: str) -> str:
     """The pairs that a form calls, those that the causal test does not support in brackets."""
     names = [(f"1.{p['h2']} o 0.{p['h1']}", p in k["supported"][name]) for p in k["called"][name]]
     return ", ".join(n if supported else f"({n})" for n, supported in names) or "none"
+
+
 SECTIONS = [
-    ("model", compute_model, print_model),
-    ("path_expansion", compute_path_expansion, print_path_expansion),
-    ("term_importance", compute_term_importance, print_term_importance),
-    ("composition", compute_composition, print_composition),
-    ("attention_groups", compute_attention_groups, print_attention_groups),
-    ("virtual_heads", compute_virtual_heads, print_virtual_heads),
-    ("induction", compute_induction, print_induction),
-    ("counting", compute_counting, print_counting),
-    ("claims", compute_claims, print_claims),
-    ("correction", compute_correction, print_correction),
+    Section("model", compute_model, print_model),
+    Section("path_expansion", compute_path_expansion, print_path_expansion),
+    Section("term_importance", compute_term_importance, print_term_importance),
+    Section("composition", compute_composition, print_composition),
+    Section("attention_groups", compute_attention_groups, print_attention_groups),
+    Section("virtual_heads", compute_virtual_heads, print_virtual_heads),
+    Section("induction", compute_induction, print_induction),
+    Section("counting", compute_counting, print_counting),
+    Section("claims", compute_claims, print_claims),
+    Section("correction", compute_correction, print_correction),
 ]
 ON_TEXT = {"model", "path_expansion", "term_importance", "composition", "attention_groups",
            "virtual_heads", "correction"}
+TEXT_CHOICES = ("seq_len", "bos_counted", "join", "keep_blank")
 SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
-    dict.fromkeys(("seq_len", "bos_counted", "join", "keep_blank"), ON_TEXT)
+    dict.fromkeys(TEXT_CHOICES, ON_TEXT)
     | {"distinct_places": {"virtual_heads"}},
     {"bias_is_moved": ON_TEXT - {"model", "composition"}},
     {"median": {"term_importance"}},
@@ -533,32 +528,55 @@ SWEEPS = [  # in this order; the choices of one line jointly, each with the sect
 SCRIPT = report.Script("circuits_part5.py", SECTIONS, pictures.FIGURES, PUBLISHED_MODEL, SWEEPS)
 
 
+class Setup:
+    """Loads the model once, and runs it once for every text setting that is asked for in turn."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.model, self.source = common.load_model(
+            args.model, args.device, common.DTYPES[args.dtype], 2)
+        self.run_of: dict = {}  # {text setting: (run, text)} of the last one
+
+    def freeze(self, **text_setting) -> tuple[common.FrozenRun, dict]:
+        key = tuple(text_setting.values())
+        if key not in self.run_of:
+            n_tokens = N_TOKENS if self.args.tokens is None else self.args.tokens
+            tokens, text = common.load_tokens(
+                self.model, self.args.model, self.args.text, n_tokens,
+                default_len=CHOICES["seq_len"], **text_setting)
+            self.run_of = {key: (common.freeze(self.model, tokens), text)}
+        return self.run_of[key]
+
+    def analyse(self, choices: dict) -> tuple[Analysis, dict]:
+        """The analysis under these choices, and the meta of its results."""
+        run, text = self.freeze(**{name: choices[name] for name in TEXT_CHOICES})
+        length = run.tokens.shape[1] - (0 if choices["bos_counted"] else 1)
+        choices = choices | {"seq_len": length}
+        paths = common.expand(run, choices["bias_is_moved"])
+        analysis = Analysis(run, paths, text, choices, self.args.seed)
+        meta = report.run_meta(SCRIPT.file, self.source, text, self.args, choices)
+        return analysis, meta
+
+    def alternatives(self, a: Analysis) -> dict[str, list]:
+        """The open choices that this text has, its own sequence length first."""
+        lengths = [a.choices["seq_len"], *OPEN["seq_len"]]
+        here = OPEN | {"seq_len": list(dict.fromkeys(lengths))}
+        if a.text["rows_sha256"] is None:  # the text of a file has no rows to join
+            here |= {name: OPEN[name][:1] for name in ("join", "keep_blank")}
+        return here
+
+
 def main(argv: list[str] | None = None) -> dict:
     args = report.parser(__doc__, PUBLISHED_MODEL, N_TOKENS, CHOICES["seq_len"]).parse_args(argv)
-    if done := runner.from_files(SCRIPT, args):
+    done = runner.from_files(SCRIPT, args)
+    if done:
         return done
-    model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 2)
-
-    @functools.lru_cache(maxsize=1)
-    def freeze(seq_len: int | None, bos_counted: bool, join: str, keep_blank: bool):
-        tokens, text = common.load_tokens(
-            model, args.model, args.text, N_TOKENS if args.tokens is None else args.tokens,
-            seq_len, bos_counted, join, keep_blank, default_len=CHOICES["seq_len"])
-        return common.freeze(model, tokens), text
-
-    def analyse(choices: dict) -> tuple[Analysis, dict]:
-        run, text = freeze(*(choices[k] for k in ("seq_len", "bos_counted", "join", "keep_blank")))
-        length = run.tokens.shape[1] - (not choices["bos_counted"])
-        choices = choices | {"seq_len": length}
-        a = Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, args.seed)
-        return a, report.run_meta(SCRIPT.file, source, text, args, choices)
-
-    a, meta = analyse(CHOICES | {"seq_len": args.seq_len})
+    setup = Setup(args)
+    analysis, meta = setup.analyse(CHOICES | {"seq_len": args.seq_len})
     if args.sweep:
-        here = OPEN | {"seq_len": list(dict.fromkeys([a.choices["seq_len"], *OPEN["seq_len"]]))}
-        if a.meta["rows_sha256"] is None:  # no rows to join
-            here |= {name: OPEN[name][:1] for name in ("join", "keep_blank")}
-        return sweep.try_settings(SCRIPT, args, analyse, here)
-    return runner.run_sections(SCRIPT, meta, args, a)
+        return sweep.try_settings(SCRIPT, args, setup.analyse, setup.alternatives(analysis))
+    return runner.run_analysis(SCRIPT, meta, args, analysis)
+
+
 if __name__ == "__main__":
     sys.exit(runner.run_script(main))

@@ -20,9 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import common
-from figures import charts
+from common import tensor
 from figures import part5 as pictures
+from figures.charts import plain, vector
 from results import report, runner
+from results.report import Section
 
 X0 = (1, 2, 3)  # the stream of one number a token (sections 1 and 8)
 W_1, W_2 = 0.5, 2  # the OV "matrices" of the two heads
@@ -54,19 +56,22 @@ def row(label: str, values, width: int = 9) -> str:
 
 def compute_path_expansion() -> dict:
     """("The logits as a sum of paths".) The heads' terms one by one, and the model run normally."""
-    x0, A1, A2 = common.tensor(X0)[:, None], common.tensor(A_1), common.tensor(A_2)
-    w1, w2 = common.tensor([[W_1]]), common.tensor([[W_2]])
+    x0, A1, A2 = tensor(X0)[:, None], tensor(A_1), tensor(A_2)
+    w1, w2 = tensor([[W_1]]), tensor([[W_2]])
     head_1 = run_head(A1, x0, w1)
     paths = {"direct": x0, "head_1": head_1, "head_2": run_head(A2, x0, w2),
              "virtual": run_head(A2, head_1, w2)}
     x1 = x0 + run_head(A1, x0, w1)
     x2 = x1 + run_head(A2, x1, w2)
     total = torch.stack(list(paths.values())).sum(0)
-    flat = lambda x: x[:, 0].tolist()  # noqa: E731
     return {"x0": flat(x0), "A1": A1.tolist(), "A2": A2.tolist(), "w1": W_1, "w2": W_2,
             "paths": {k: flat(v) for k, v in paths.items()}, "sum": flat(total),
             "token_3": [v[2].item() for v in paths.values()],
             "x1": flat(x1), "x2": flat(x2), "max_abs_diff": (total - x2).abs().max().item()}
+
+
+def flat(x: Float[Tensor, "pos 1"]) -> list[float]:
+    return x[:, 0].tolist()
 
 
 def print_path_expansion(r: dict, log: report.Log) -> None:
@@ -86,14 +91,18 @@ def print_path_expansion(r: dict, log: report.Log) -> None:
 
 def compute_previous_tokens() -> dict:
     """("Virtual attention heads".) Two previous-token patterns on four tokens, multiplied."""
-    A = common.tensor([[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
+    A = tensor([[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
     product = A @ A
-    back = lambda p: [common.mean_attention(p[None], k).item() for k in (1, 2)]  # noqa: E731
     return {"pattern": A.tolist(), "product": product.tolist(),
             "pattern_reads": (A.argmax(1) + 1).tolist(),
             "product_reads": (product.argmax(1) + 1).tolist(),
             "row_sums": product.sum(1).tolist(), "future_max": product.triu(1).max().item(),
-            "pattern_back": back(A), "product_back": back(product)}
+            "pattern_back": one_and_two_back(A), "product_back": one_and_two_back(product)}
+
+
+def one_and_two_back(pattern: Float[Tensor, "query key"]) -> list[float]:
+    """The mean attention 1 back and 2 back."""
+    return [common.mean_attention(pattern[None], back).item() for back in (1, 2)]
 
 
 def print_previous_tokens(r: dict, log: report.Log) -> None:
@@ -114,7 +123,7 @@ def print_previous_tokens(r: dict, log: report.Log) -> None:
 
 def compute_score_terms() -> dict:
     """("The attention scores as a sum of paths".) (q_d + q_h) . (k_d + k_h), multiplied out."""
-    q, k = common.tensor([Q_DIRECT, Q_MOVED]), common.tensor([K_DIRECT, K_MOVED])
+    q, k = tensor([Q_DIRECT, Q_MOVED]), tensor([K_DIRECT, K_MOVED])
     (none, by_key), (by_query, both) = (q @ k.mT).tolist()
     return {"q_d": q[0].tolist(), "q_h": q[1].tolist(), "k_d": k[0].tolist(), "k_h": k[1].tolist(),
             "terms": {"none": none, "Q": by_query, "K": by_key, "QK": both},
@@ -127,8 +136,8 @@ def print_score_terms(r: dict, log: report.Log) -> None:
     for name, label, a, b in (("none", "no composition", "q_d", "k_d"),
                               ("Q", "Q-composition", "q_h", "k_d"),
                               ("K", "K-composition", "q_d", "k_h"), ("QK", "both", "q_h", "k_h")):
-        log(f"  {label:<15} {a} . {b} = {charts.vector(r[a])} . {charts.vector(r[b])} = {r['terms'][name]:g}")
-    log(f"  sum of the four {r['sum']:g}; the score itself {charts.vector(r['q'])} . {charts.vector(r['k'])} = "
+        log(f"  {label:<15} {a} . {b} = {vector(r[a])} . {vector(r[b])} = {r['terms'][name]:g}")
+    log(f"  sum of the four {r['sum']:g}; the score itself {vector(r['q'])} . {vector(r['k'])} = "
         f"{r['score']:g}")
 
 
@@ -153,7 +162,7 @@ def compute_composition() -> dict:
     W_V, W_O = basis(1), 2 * basis(3).mT
     W_Q, W_K = (basis(*d) for d in zip(*LATER_HEADS.values()))
     W_OV, W_QK = (W_V @ W_O).mT[0], (W_Q @ W_K.mT)[0]  # the article's, for column vectors
-    example = common.tensor([[1, 2], [2, 0]])
+    example = tensor([[1, 2], [2, 0]])
     found = scores(W_V, W_O, W_Q, W_K)
     heads = {name: {"query": q, "key": k} | {
         f"{kind}{end}": found[form][kind][i] for kind in "KQ"
@@ -168,7 +177,7 @@ def compute_composition() -> dict:
 def print_composition(r: dict, log: report.Log) -> None:
     log("== 4. COMPOSITION SCORES ON A THREE-DIMENSIONAL STREAM (head 1 writes dimension 1, "
         "doubled, into 3)")
-    log(f"  the norm of the matrix with rows {charts.plain(r['example'])}: {r['example_norm']:g}")
+    log(f"  the norm of the matrix with rows {plain(r['example'])}: {r['example_norm']:g}")
     for name, label, norm in (("W_OV", "W_OV of head 1", "norm_OV"),
                               ("W_QK", "W_QK of head 2", "norm_QK"),
                               ("product", "W_QK W_OV", "norm_product")):
@@ -191,7 +200,7 @@ def print_composition(r: dict, log: report.Log) -> None:
 
 def compute_norms() -> dict:
     """("The correction".) u v and v u: the same trace and eigenvalues, not the same norm."""
-    u, v = common.tensor([[1], [0]]), common.tensor([[0, 1]])
+    u, v = tensor([[1], [0]]), tensor([[0, 1]])
     products = {"uv": u @ v, "vu": v @ u}
     return {"u": u.tolist(), "v": v.tolist(),
             "norm": {k: m.norm().item() for k, m in products.items()},
@@ -200,7 +209,7 @@ def compute_norms() -> dict:
 
 def print_norms(r: dict, log: report.Log) -> None:
     log("== 5. THE NORM OF A PRODUCT DEPENDS ON ITS ORDER (u a column, v a row)")
-    log(f"  u has rows {charts.plain(r['u'])}, v has the row {charts.plain(r['v'])}")
+    log(f"  u has rows {plain(r['u'])}, v has the row {plain(r['v'])}")
     for name, label in (("uv", "u v"), ("vu", "v u")):
         log(f"  {label}: norm {r['norm'][name]:g}, trace {r['trace'][name]:g}")
 
@@ -230,8 +239,8 @@ def print_counting(r: dict, log: report.Log) -> None:
 
 def compute_sum_of_heads() -> dict:
     """Concatenate the heads' results and project once, or project each and add: the same."""
-    z = common.tensor([[[1, 0], [2, 1]], [[0, 3], [1, 1]]])  # [head, pos, d_head]
-    W_O = common.tensor([[[1, 0, 2], [0, 1, 0]], [[0, 1, 1], [2, 0, 0]]])  # [head, d_head, d_model]
+    z = tensor([[[1, 0], [2, 1]], [[0, 3], [1, 1]]])  # [head, pos, d_head]
+    W_O = tensor([[[1, 0, 2], [0, 1, 0]], [[0, 1, 1], [2, 0, 0]]])  # [head, d_head, d_model]
     heads = z @ W_O
     concatenated = torch.cat(list(z), 1) @ torch.cat(list(W_O), 0)
     kernel = common.write(z[:, None], W_O)[0]
@@ -243,16 +252,16 @@ def compute_sum_of_heads() -> dict:
 def print_sum_of_heads(r: dict, log: report.Log) -> None:
     log("== 7. CONCATENATE AND PROJECT, OR ADD THE HEADS (two heads, two tokens, three dimensions)")
     for h, rows in enumerate(r["heads"], 1):
-        log(f"  head {h}: z = {charts.plain(r['z'][h - 1])}, z W_O = {charts.plain(rows)}")
-    log(f"  the heads added: {charts.plain(r['sum'])}; concatenated and projected: "
-        f"{charts.plain(r['concatenated'])}")
+        log(f"  head {h}: z = {plain(r['z'][h - 1])}, z W_O = {plain(rows)}")
+    log(f"  the heads added: {plain(r['sum'])}; concatenated and projected: "
+        f"{plain(r['concatenated'])}")
 
 
 def compute_mixed_product() -> dict:
     """(A2 x W2)(A1 x W1) = (A2 A1) x (W2 W1), x the tensor product ("The derivation")."""
-    A1, A2 = common.tensor(A_1), common.tensor(A_2)
-    W1, W2 = common.tensor([[1, 2], [0, 1]]), common.tensor([[0, 1], [1, 0]])
-    x = common.tensor([[1, 0], [0, 1], [1, 1]])
+    A1, A2 = tensor(A_1), tensor(A_2)
+    W1, W2 = tensor([[1, 2], [0, 1]]), tensor([[0, 1], [1, 0]])
+    x = tensor([[1, 0], [0, 1], [1, 1]])
     two_steps = run_head(A2, run_head(A1, x, W1), W2)
     one_step = run_head(A2 @ A1, x, W2 @ W1)
     left = torch.kron(A2, W2) @ torch.kron(A1, W1)
@@ -265,10 +274,10 @@ def compute_mixed_product() -> dict:
 
 def print_mixed_product(r: dict, log: report.Log) -> None:
     log("== 8. TWO HEADS IN A ROW ARE ONE: (A2 x W2)(A1 x W1) = (A2 A1) x (W2 W1)")
-    log(f"  rows of W1 {charts.plain(r['W1'])}, of W2 {charts.plain(r['W2'])}, of W2 W1 {charts.plain(r['W2W1'])}")
-    log(f"  rows of A2 A1 {charts.plain(r['A2A1'])}, with A1 and A2 of section 1")
-    log(f"  three tokens {charts.plain(r['x'])}: head 1, then head 2 {charts.plain(r['two_steps'])}")
-    log(f"    the virtual head at once {charts.plain(r['one_step'])}; the two sides as 6 x 6 matrices: "
+    log(f"  rows of W1 {plain(r['W1'])}, of W2 {plain(r['W2'])}, of W2 W1 {plain(r['W2W1'])}")
+    log(f"  rows of A2 A1 {plain(r['A2A1'])}, with A1 and A2 of section 1")
+    log(f"  three tokens {plain(r['x'])}: head 1, then head 2 {plain(r['two_steps'])}")
+    log(f"    the virtual head at once {plain(r['one_step'])}; the two sides as 6 x 6 matrices: "
         f"max |diff| = {r['max_abs_diff']:g}")
 
 
@@ -278,10 +287,10 @@ def compute_rotation() -> dict:
     R turns dimension 1 into 2, 2 into 3, 3 into 1. It keeps the direction (1, 1, 1), since
     LayerNorm centres: cen(x R) = cen(x) R.
     """
-    R = common.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    R = tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
     W_V, W_O = basis(1), 2 * basis(3).mT
     W_Q, W_K = (basis(*d) for d in zip(*LATER_HEADS.values()))
-    x = common.tensor([[1, 2, 6]])
+    x = tensor([[1, 2, 6]])
     return {"R": R.tolist(), "before": scores(W_V, W_O, W_Q, W_K),
             "after": scores(R.mT @ W_V, W_O @ R, R.mT @ W_Q, R.mT @ W_K),
             "one_side_only": scores(W_V, W_O, R.mT @ W_Q, R.mT @ W_K),
@@ -294,9 +303,9 @@ def print_rotation(r: dict, log: report.Log) -> None:
     for name, label in (("before", "as it was"), ("after", "all matrices rotated"),
                         ("one_side_only", "only the later heads rotated")):
         s = r[name]["corrected"]
-        log(f"  {label:<29} K {charts.vector(s['K'])}, Q {charts.vector(s['Q'])}")
-    log(f"  (1, 2, 6): centred, then rotated {charts.plain(r['centre_then_rotate'])}; rotated, then "
-        f"centred {charts.plain(r['rotate_then_centre'])}")
+        log(f"  {label:<29} K {vector(s['K'])}, Q {vector(s['Q'])}")
+    log(f"  (1, 2, 6): centred, then rotated {plain(r['centre_then_rotate'])}; rotated, then "
+        f"centred {plain(r['rotate_then_centre'])}")
 
 
 def compute_sizes() -> dict:
@@ -312,22 +321,26 @@ def print_sizes(r: dict, log: report.Log) -> None:
         f"{r['mlp_share']:.3f} of the parameters")
     log(f"  layer {r['layer']} of {r['layers']}: {r['neurons_per_dimension']} neurons before it "
         "for every dimension of the stream")
+
+
 SECTIONS = [
-    ("path_expansion", compute_path_expansion, print_path_expansion),
-    ("previous_tokens", compute_previous_tokens, print_previous_tokens),
-    ("score_terms", compute_score_terms, print_score_terms),
-    ("composition", compute_composition, print_composition),
-    ("norms", compute_norms, print_norms),
-    ("counting", compute_counting, print_counting),
-    ("sum_of_heads", compute_sum_of_heads, print_sum_of_heads),
-    ("mixed_product", compute_mixed_product, print_mixed_product),
-    ("rotation", compute_rotation, print_rotation),
-    ("sizes", compute_sizes, print_sizes),
+    Section("path_expansion", compute_path_expansion, print_path_expansion),
+    Section("previous_tokens", compute_previous_tokens, print_previous_tokens),
+    Section("score_terms", compute_score_terms, print_score_terms),
+    Section("composition", compute_composition, print_composition),
+    Section("norms", compute_norms, print_norms),
+    Section("counting", compute_counting, print_counting),
+    Section("sum_of_heads", compute_sum_of_heads, print_sum_of_heads),
+    Section("mixed_product", compute_mixed_product, print_mixed_product),
+    Section("rotation", compute_rotation, print_rotation),
+    Section("sizes", compute_sizes, print_sizes),
 ]
 SCRIPT = report.Script("circuits_part5_toy.py", SECTIONS, pictures.TOY_FIGURES)
 
 
 def main(argv: list[str] | None = None) -> dict:
     return runner.run_toy(SCRIPT, __doc__, argv)
+
+
 if __name__ == "__main__":
     sys.exit(runner.run_script(main))

@@ -1,9 +1,8 @@
-"""Kernels and house-keeping shared by the circuits_part*.py scripts.
+"""Loading of models and text, and the kernels of the circuits_part*.py scripts.
 
-Top to bottom, as the data goes: loading, the frozen run, path expansion, losses, attention
-patterns, composition, eigenvalues and copying, comparison, open choices, figures, report. A kernel
-takes tensors and gives tensors; it knows nothing of the article's sentences, and a script knows
-nothing of tiles.
+From top to bottom, as the data goes: loading, the frozen run, path expansion, losses, attention
+patterns, composition, eigenvalues and copying. A kernel takes tensors and returns tensors; it knows
+nothing about the article's sentences, and a script knows nothing about tiles.
 
 Notation: row vectors, TransformerLens shapes. A head reads x [batch, pos, d_model] as x W_Q,
 x W_K, x W_V (W: [d_model, d_head]) and writes z W_O ([d_head, d_model]). Axes stand in the order
@@ -19,14 +18,17 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -48,11 +50,11 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class UserError(Exception):
-    """A mistake in the input or the surroundings: one line that names cause and remedy, exit 2."""
+    """An error that the user can fix, told in one line with its remedy; exit code 2."""
 
 
 def notice(line: str) -> None:
-    """Say something beside the log: stderr, so that stdout stays the article's."""
+    """Print a notice to stderr; stdout holds the article's log alone."""
     if sys.stderr:
         print(line, file=sys.stderr, flush=True)
 
@@ -73,17 +75,17 @@ def load_model(
         name: a TransformerLens name ("attn-only-2l"), "mini" (the bundled model of `n_layers`
             layers), "mini-1l", "mini-2l", or a folder with config.json, model.safetensors or
             model_final.pth, and tokenizer files.
-        device: "cpu", "cuda", ... Never chosen by itself.
-        dtype: of all that is computed. TransformerLens folds in float32 whatever it is.
-        n_layers: the number of layers the caller can work with; None for any.
+        device: "cpu", "cuda", ... Never selected automatically.
+        dtype: of everything that is computed. TransformerLens always folds in float32.
+        n_layers: the number of layers that the caller supports; None for any.
         processing: the flags of HookedTransformer.from_pretrained, by name.
 
-    A public model comes through TransformerLens when the hub answers, and from the files in the
-    Hugging Face cache when it does not (TransformerLens alone fails there, even with every file
-    cached: it asks the hub for the list of files).
+    The files of a public model come from the Hugging Face cache, or are downloaded into it. They
+    are read here, because HookedTransformer.from_pretrained asks the hub for a list of files even
+    if every file is cached, and fails without network.
 
     Returns:
-        the model, and where it came from: {model, revision, weights_sha256}.
+        the model, and its source: {model, revision, weights_sha256}.
 
     Raises:
         UserError: unknown name, not attention-only, positions not standard, another number of
@@ -92,74 +94,89 @@ def load_model(
     _prepare_torch(device)
     name = f"mini-{n_layers or 2}l" if name == "mini" else name
     folder = MINI / name if name in BUNDLED else pathlib.Path(name)
-    build = functools.partial(_model_from_files, n_layers=n_layers, device=device, dtype=dtype,
-                              processing=processing)
     if folder.is_dir() and name not in PUBLIC:
-        weights = folder / "model.safetensors"
-        if not weights.exists():
-            weights = folder / "model_final.pth"
-        for file, what in ((folder / "config.json", "config.json"),
-                           (weights, "model.safetensors or model_final.pth")):
-            if not file.is_file():
-                raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
-                                "model.safetensors or model_final.pth, and tokenizer files")
-        model = build(folder / "config.json", weights, folder)
-        source = {"model": folder.resolve().name, "revision": None}
+        files, source = _files_of_folder(folder, n_layers)
     else:
-        online, repo = hub_answers(), _official_name(name)
-        config_file = _fetch(repo, "config.json", online)
-        config = _read_config(config_file, name, n_layers)
-        public = {official: short for short, official in PUBLIC.items()}
-        source = {"model": public.get(repo, name), "revision": config_file.parent.name}
-        weights = _fetch(repo, "model_final.pth", online)
-        tokenizer = _fetch(str(config.get("tokenizer_name")), "tokenizer.json", online)
-        model = build(config_file, weights, tokenizer.parent)
-        if online:  # only now: TransformerLens fills in what is missing, and runs pickled code
-            try:
-                with contextlib.redirect_stdout(sys.stderr):
-                    model = _hooked_transformer().from_pretrained(
-                        name, device=device, dtype=dtype, **processing)
-            except Exception as e:
-                raise UserError(f"TransformerLens cannot load {repo} ({cause(e)}): try again with "
-                                "HF_HUB_OFFLINE=1, its files are cached now") from None
-        if repo in PUBLIC.values() and encode(model, "Hello, world!") != HELLO_IDS:
-            raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
-                            "world!': install the versions that requirements.txt pins")
-    return model.eval().requires_grad_(False), source | {"weights_sha256": sha256(weights)}
+        files, source = _files_of_hub(name, n_layers)
+    model = _model_from_files(files, device, dtype, processing)
+    from_hub = source["revision"] is not None
+    if from_hub and source["model"] in PUBLIC and encode(model, "Hello, world!") != HELLO_IDS:
+        raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
+                        "world!': install the versions that requirements.txt pins")
+    source |= {"weights_sha256": sha256(files.weights)}
+    return model.eval().requires_grad_(False), source
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files that a model is read from."""
+
+    config_file: pathlib.Path
+    config: dict
+    weights: pathlib.Path
+    tokenizer: pathlib.Path  # the folder
+
+
+def _files_of_folder(folder: pathlib.Path, n_layers: int | None) -> tuple[ModelFiles, dict]:
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        weights = folder / "model_final.pth"
+    config_file = folder / "config.json"
+    for file, what in ((config_file, "config.json"),
+                       (weights, "model.safetensors or model_final.pth")):
+        if not file.is_file():
+            raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
+                            "model.safetensors or model_final.pth, and tokenizer files")
+    config = _read_config(config_file, folder.name, n_layers)
+    source = {"model": folder.resolve().name, "revision": None}
+    return ModelFiles(config_file, config, weights, folder), source
+
+
+def _files_of_hub(name: str, n_layers: int | None) -> tuple[ModelFiles, dict]:
+    repo = _official_name(name)
+    config_file = _fetch(repo, "config.json")
+    config = _read_config(config_file, name, n_layers)
+    weights = _fetch(repo, "model_final.pth")
+    tokenizer = _fetch(str(config.get("tokenizer_name")), "tokenizer.json")
+    public = {official: short for short, official in PUBLIC.items()}
+    source = {"model": public.get(repo, name), "revision": config_file.parent.name}
+    return ModelFiles(config_file, config, weights, tokenizer.parent), source
 
 
 def _prepare_torch(device: str) -> None:
-    """Full float32 precision, repeatable kernels; UserError if there is no such device."""
+    """Full float32 precision and repeatable kernels; UserError if there is no such device."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
         torch.zeros(1, device=device).item()  # fails on "meta", which holds no numbers
     except Exception as e:
-        raise UserError(f"no device {device!r} here ({cause(e)}): take --device cpu") from None
-    if device.startswith("cuda"):  # the call alone imports two seconds of compiler
+        raise UserError(f"no device {device!r} here ({cause(e)}): use --device cpu") from None
+    if device.startswith("cuda"):  # on a CPU this call would only import the compiler, for seconds
         torch.use_deterministic_algorithms(True)
 
 
 def cause(e: BaseException) -> str:
+    """The first line of an exception's message, shortened; its type if there is none."""
     return next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:120]
 
 
-def _hooked_transformer() -> type[HookedTransformer]:
-    """The class, imported late: it costs seconds that reading a results file should not."""
+def _transformer_lens():
+    """TransformerLens, imported on first use, because it takes seconds."""
     version = importlib.metadata.version("transformer_lens")
     if int(version.split(".")[0]) >= 4:
         raise UserError(f"transformer_lens {version} has no HookedTransformer: "
                         'pip install "transformer_lens<4"')
-    from transformer_lens import HookedTransformer
+    import transformer_lens
 
-    return HookedTransformer
+    return transformer_lens
 
 
 def _official_name(name: str) -> str:
-    if name in PUBLIC:  # without the seconds that importing TransformerLens takes
+    """The hub repository of a TransformerLens name."""
+    if name in PUBLIC:  # known without the seconds that importing TransformerLens takes
         return PUBLIC[name]
-    _hooked_transformer()
+    _transformer_lens()
     from transformer_lens.loading_from_pretrained import get_official_model_name
 
     try:
@@ -169,122 +186,131 @@ def _official_name(name: str) -> str:
                         "attn-only-2l, ...) nor mini, mini-1l, mini-2l, nor a folder") from None
 
 
+@functools.cache
 def hub_answers() -> bool:
-    """Whether the Hugging Face hub answers; where it does not, its libraries are told so, before
-    they are imported: they read the setting then, and try for long what cannot succeed."""
-    import huggingface_hub.constants
+    """Whether the Hugging Face hub answers within 4 s; asked once, when a file is not cached."""
+    import huggingface_hub
 
-    if not huggingface_hub.constants.HF_HUB_OFFLINE:
-        try:
-            huggingface_hub.HfApi().dataset_info(WIKITEXT[0], timeout=4)
-            return True
-        except Exception:
-            notice("the Hugging Face hub does not answer: using what its cache holds")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
-    return False
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.HfApi().dataset_info(WIKITEXT[0], timeout=4)
+        return True
+    except Exception:
+        return False
 
 
-def _fetch(repo: str, file: str, online: bool) -> pathlib.Path:
-    """A file of a hub repository, from the cache if it is there."""
+def _fetch(repo: str, file: str) -> pathlib.Path:
+    """A file of a hub repository: from the cache, else downloaded."""
     from huggingface_hub import constants, hf_hub_download
 
     try:
-        return pathlib.Path(hf_hub_download(repo, file, local_files_only=not online))
+        return pathlib.Path(hf_hub_download(repo, file, local_files_only=True))
     except Exception as e:
-        raise UserError(f"{file} of {repo} is not in the Hugging Face cache "
-                        f"{constants.HF_HUB_CACHE} and {_not_given(e, online)}: connect once, or "
-                        f"run python {pathlib.Path(sys.argv[0]).name} --model mini") from None
+        error = e
+    if hub_answers():
+        try:
+            return pathlib.Path(hf_hub_download(repo, file))
+        except Exception as e:
+            error = e
+    raise UserError(f"{file} of {repo} is not in the Hugging Face cache {constants.HF_HUB_CACHE} "
+                    f"and {_no_download(error)}: connect once, or run python "
+                    f"{pathlib.Path(sys.argv[0]).name} --model mini")
 
 
-def _not_given(e: Exception, online: bool) -> str:
-    if online:
-        return f"the hub did not give it ({cause(e)})"
+def _no_download(e: Exception) -> str:
+    """Why there was no download."""
+    if hub_answers():
+        return f"the download failed ({cause(e)})"
     return "the hub does not answer, or HF_HUB_OFFLINE is set"
 
 
 def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
-    """config.json; UserError unless the model is one that the kernels are exact for."""
+    """config.json; UserError unless the kernels are exact for this kind of model."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        normalization = config.get("normalization", config.get("normalization_type"))
-        positions = config.get("positional_embedding_type",
-                               "shortformer" if config.get("shortformer_pos") else "standard")
-        layers = config.get("n_layers")
+        problem = _unsupported(config, n_layers)
     except (ValueError, AttributeError, OSError, RecursionError) as e:
         raise UserError(f"cannot read {file} ({cause(e)}): a model folder holds config.json, "
                         "model.safetensors or model_final.pth, and tokenizer files") from None
-    other = None
-    if not config.get("attn_only"):
-        other = "is not attention-only"
-    elif positions != "standard":
-        other = (f"has {positions!s:.40} position embeddings, not standard ones that are added to "
-                 "the stream once")
-    elif normalization not in ("LN", "LNPre"):
-        other = f"has {normalization!s:.40} for normalization, not LayerNorm"
-    elif n_layers and layers != n_layers:
-        other = f"has {layers!s:.40} layer(s), this script reads models of {n_layers}"
-    if other:
-        raise UserError(f"{name} {other}: take attn-only-{n_layers or 2}l or mini")
+    if problem:
+        raise UserError(f"{name} {problem}: use attn-only-{n_layers or 2}l or mini")
     for size in SIZES:
-        if type(config.get(size)) is not int or not 0 < config[size] < 2**31:
+        if type(config.get(size)) is not int or config[size] < 1:
             raise UserError(f"{file} has {config.get(size)!r:.40} for {size}, not a whole number "
                             "above 0: fetch it again")
-    eps = config.setdefault("eps", EPS)
-    if type(eps) is not float or not 0 < eps < 1:
-        raise UserError(f"{file} has {eps!r:.40} for eps, not a number between 0 and 1: fetch it "
-                        "again")
     return config
 
 
-def _model_from_files(
-    config_file, weights_file, tokenizer_dir, n_layers, device, dtype, processing
-) -> HookedTransformer:
+def _unsupported(config: dict, n_layers: int | None) -> str | None:
+    """What the kernels do not support about a model."""
+    normalization = config.get("normalization", config.get("normalization_type"))
+    positions = config.get("positional_embedding_type",
+                           "shortformer" if config.get("shortformer_pos") else "standard")
+    if not config.get("attn_only"):
+        return "is not attention-only"
+    if positions != "standard":
+        return (f"has {positions!s:.40} position embeddings, not standard ones that are added to "
+                "the stream once")
+    if normalization not in ("LN", "LNPre"):
+        return f"has {normalization!s:.40} for normalization, not LayerNorm"
+    if n_layers and config.get("n_layers") != n_layers:
+        return (f"has {config.get('n_layers')!s:.40} layer(s), this script supports models of "
+                f"{n_layers}")
+    return None
+
+
+def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTransformer:
     """A model from config.json and weights as the public attention-only models store them."""
-    config = _read_config(config_file, config_file.parent.name, n_layers)
-    state = _read_weights(weights_file)
-    HookedTransformer = _hooked_transformer()
-    from transformer_lens import HookedTransformerConfig
+    state = _read_weights(files.weights)
+    tl = _transformer_lens()
     from transformers import AutoTokenizer
 
+    eps = files.config.get("eps", EPS)
     try:
-        cfg = HookedTransformerConfig(  # no MLP, so act_fn is never used; any name will do
-            **{k: config[k] for k in (*SIZES, "eps")}, attn_only=True, act_fn="relu",
+        cfg = tl.HookedTransformerConfig(  # without an MLP any act_fn will do
+            **{k: files.config[k] for k in SIZES}, eps=eps, attn_only=True, act_fn="relu",
             normalization_type="LN", device=device, dtype=dtype, init_weights=False)
-        with torch.device("meta"):  # sizes that do not fit never take memory
-            empty = HookedTransformer(cfg, move_to_device=False).state_dict()
-        state = _fitting(empty, state, cfg.n_layers, weights_file)
-        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), trust_remote_code=False)
+        with torch.device("meta"):  # takes no memory, so that sizes out of proportion do no harm
+            empty = tl.HookedTransformer(cfg, move_to_device=False)
+        state = _fitting(empty.state_dict(), state, cfg.n_layers, files.weights)
+        tokenizer = AutoTokenizer.from_pretrained(str(files.tokenizer), trust_remote_code=False)
         with contextlib.redirect_stdout(sys.stderr):
-            model = HookedTransformer(cfg, tokenizer, move_to_device=False)
+            model = tl.HookedTransformer(cfg, tokenizer, move_to_device=False)
     except UserError:
         raise
     except Exception as e:
-        raise UserError(f"{config_file} or the tokenizer beside it is not usable ({cause(e)!r}): "
-                        "fetch them again") from None
+        raise UserError(f"{files.config_file} or the tokenizer in {files.tokenizer} is not usable "
+                        f"({cause(e)!r}): fetch them again") from None
     n_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if n_ids > cfg.d_vocab:
-        raise UserError(f"{weights_file} does not fit the files beside it: the tokenizer has "
+        raise UserError(f"{files.weights} does not fit the files beside it: the tokenizer has "
                         f"{n_ids:,} tokens, the model {cfg.d_vocab:,}; fetch them again")
     with contextlib.redirect_stdout(sys.stderr):
         model.load_and_process_state_dict({k: v.to(dtype) for k, v in state.items()}, **processing)
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise UserError(f"{weights_file}: {name} overflows in {dtype}: fetch it again")
+            raise UserError(f"{files.weights}: {name} is not finite in {dtype}: fetch it again")
     return model.to(device, print_details=False)
 
 
 def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dict[str, Tensor]:
-    """What a model takes of a state dict; UserError if that is not what an empty model has."""
+    """The entries of a state dict that the model uses; UserError if they are not all there.
+
+    Not by load_state_dict: other entries are ignored here, since the public files have masks too,
+    and b_U may be absent.
+    """
     wanted = {k: v.shape for k, v in empty.items() if not k.endswith(("mask", "IGNORE"))}
-    bad = [k for k in wanted if k not in state and not k.endswith("b_U")]
-    bad += [k for k in wanted if k in state and (
-        state[k].shape != wanted[k] or not state[k].is_floating_point())]
-    bad += [k for k in state if k.startswith(f"blocks.{n_layers}.")]
+    missing = [k for k in wanted if k not in state and not k.endswith("b_U")]
+    found = {k: state[k] for k in wanted if k in state}
+    misshapen = [k for k, v in found.items()
+                 if v.shape != wanted[k] or not v.is_floating_point()]
+    unexpected = [k for k in state if k.startswith(f"blocks.{n_layers}.")]
+    bad = missing + misshapen + unexpected
     if bad:
-        raise UserError(f"{file} does not fit the files beside it: {bad[0]} is missing, too much, "
-                        "or of another shape or type; fetch them again")
-    return {k: state[k] for k in wanted if k in state}
+        raise UserError(f"{file} does not fit the files beside it: {bad[0]} is missing, "
+                        "unexpected or has the wrong shape or type; fetch them again")
+    return found
 
 
 def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
@@ -292,17 +318,15 @@ def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             import safetensors.torch
 
-            state = safetensors.torch.load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        bad = [k for k, v in state.items()
-               if not k.endswith("IGNORE") and not bool(torch.isfinite(v).all())]
+            return safetensors.torch.load_file(file)
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if all(isinstance(v, Tensor) for v in state.values()):
+            return state
+        problem = "it holds other things than tensors"
     except Exception as e:
-        raise UserError(f"{file} is not a readable state dict of weights ({cause(e)}): "
-                        "delete it and fetch it again") from None
-    if bad:
-        raise UserError(f"{file}: {bad[0]} has values that are not finite: fetch it again")
-    return state
+        problem = cause(e)
+    raise UserError(f"{file} is not a readable state dict of weights ({problem}): delete it and "
+                    "fetch it again")
 
 
 def sha256(data: pathlib.Path | str) -> str:
@@ -323,29 +347,47 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
 
 
 def token_text(model: HookedTransformer, token: int) -> str:
-    """A token as text, its space with it; bytes that are no whole character, by their name."""
+    """A token as text, its space included; one that is not valid UTF-8 by its vocabulary entry."""
     text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
     return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
 
 
-def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
-    """The WikiText-2 test split, its rows joined, and the SHA-256 of the rows alone: that of the
-    split's known content, WIKITEXT_SHA256, or there is a warning."""
-    online = hub_answers()
-    import datasets
+# ------------------------------------------------------------------ text
 
-    try:
-        rows = datasets.load_dataset(WIKITEXT[0], WIKITEXT[1], split=WIKITEXT[2])["text"]
-        rows = list(rows)
-    except Exception as e:
-        raise UserError(f"{WIKITEXT[0]} {WIKITEXT[1]} is not in the cache "
-                        f"{datasets.config.HF_DATASETS_CACHE} and {_not_given(e, online)}: "
-                        "connect once, or name a text with --text FILE") from None
+
+def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
+    """The WikiText-2 test split, its rows joined, and the SHA-256 of its rows.
+
+    A notice warns if that hash is not WIKITEXT_SHA256, the known content of the split.
+    """
+    rows = _wikitext_rows()
     rows_sha256 = sha256("".join(rows))
     if len(rows) != WIKITEXT_ROWS or rows_sha256 != WIKITEXT_SHA256:
         notice("warning: the WikiText-2 test split here is not the one this was made with; "
                "the losses cannot be compared with the published ones")
     return join.join(r for r in rows if keep_blank or r.strip()), rows_sha256
+
+
+@functools.cache
+def _wikitext_rows() -> list[str]:
+    """The rows of the WikiText-2 test split: from the cache, else downloaded."""
+    import datasets
+
+    path, name, split = WIKITEXT
+    offline = datasets.config.HF_HUB_OFFLINE
+    error: Exception | None = None
+    for from_cache in (True, False):
+        if not from_cache and not hub_answers():
+            break
+        datasets.config.HF_HUB_OFFLINE = from_cache  # the cache alone, whatever the network does
+        try:
+            return list(datasets.load_dataset(path, name, split=split)["text"])
+        except Exception as e:
+            error = e
+        finally:
+            datasets.config.HF_HUB_OFFLINE = offline
+    raise UserError(f"{path} {name} is not in the cache {datasets.config.HF_DATASETS_CACHE} and "
+                    f"{_no_download(error)}: connect once, or name a text with --text FILE")
 
 
 def load_tokens(
@@ -367,7 +409,7 @@ def load_tokens(
     Args:
         name: the model's name as it was asked for.
         n_tokens: tokens in all, BOS counted.
-        seq_len: tokens of a row; None for default_len, or the context where that is shorter.
+        seq_len: tokens of a row; None for default_len, or the context if that is shorter.
         bos_counted: False puts BOS before seq_len tokens of text instead of seq_len - 1.
         join, keep_blank: how the rows of WikiText become one text.
 
@@ -378,32 +420,33 @@ def load_tokens(
     Raises:
         UserError: text too short, rows longer than the context, unreadable file.
     """
-    longest = model.cfg.n_ctx - (not bos_counted)
+    n_bos = 1 if bos_counted else 0  # of the seq_len tokens
+    longest = model.cfg.n_ctx - (1 - n_bos)
     seq_len = min(default_len, longest) if seq_len is None else seq_len
     if seq_len > longest:
-        besides = "" if bos_counted else " with a start token besides"
-        raise UserError(f"--seq-len {seq_len}{besides} is longer than the context of {name}, "
-                        f"{model.cfg.n_ctx} tokens: take --seq-len {longest} or less")
+        start_token = "" if bos_counted else " plus a start token"
+        raise UserError(f"--seq-len {seq_len}{start_token} is longer than the context of {name}, "
+                        f"{model.cfg.n_ctx} tokens: use --seq-len {longest} or less")
     if seq_len < 3 or n_tokens < seq_len:
         raise UserError(f"--tokens {n_tokens} in sequences of {seq_len} makes none: a sequence has "
                         "3 tokens or more (--seq-len), and --tokens has room for at least one")
-    n_rows, per_row = n_tokens // seq_len, seq_len - bos_counted
+    n_rows, per_row = n_tokens // seq_len, seq_len - n_bos
     if n_rows * seq_len != n_tokens:
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
     if text_file is None and name in BUNDLED:
         text_file = str(MINI / "sample.txt")
     ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
+    text_name = text_file or "WikiText-2"
     if len(ids) < n_rows * per_row:
         enough = len(ids) // per_row * seq_len
-        raise UserError(f"{text_file or 'WikiText-2'} has {len(ids):,} tokens, {n_rows:,} "
-                        f"sequences take {n_rows * per_row:,}: take "
-                        + (f"--tokens {enough} or " if enough else "") + "a longer text")
+        fewer = f"use --tokens {enough} or a longer text" if enough else "use a longer text"
+        raise UserError(f"{text_name} has {len(ids):,} tokens, {n_rows:,} sequences need "
+                        f"{n_rows * per_row:,}: {fewer}")
     bos = model.tokenizer.bos_token_id
     if bos is None:
         raise UserError(f"the tokenizer of {name} has no start token: add bos_token to its files")
     if bos in ids:
-        raise UserError(f"{text_file or 'WikiText-2'} contains the start token of {name} as text: "
-                        "take another text")
+        raise UserError(f"{text_name} contains the start token of {name} as text: use another text")
     rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]
     flat = " ".join(str(i) for row in rows for i in row)
     meta = {"n_tokens": n_rows * len(rows[0]), "seq_len": len(rows[0]),
@@ -413,28 +456,32 @@ def load_tokens(
 
 
 def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], dict]:
-    """At least n_needed ids from the start of the text if it has them, and the text's hashes.
+    """The first n_needed ids of the text, fewer if it is shorter, and the text's hashes.
 
-    A tokenizer decides word by word: a prefix has the ids of the whole but for its last word."""
+    A tokenizer decides word by word, so the start of a text has the ids of the whole text except
+    for its last word."""
     text, rows_sha256 = wikitext(join, keep_blank) if text_file is None else (None, None)
     n_chars = 16 * n_needed + 4096
     while True:
-        if text_file is None:
-            part = text[:n_chars]
-        else:
-            try:
-                if os.path.exists(text_file) and not os.path.isfile(text_file):
-                    raise UserError(f"--text {text_file} is not a regular file: save it as one")
-                with open(text_file, encoding="utf-8-sig", newline="") as f:
-                    part = f.read(n_chars)
-            except (OSError, UnicodeDecodeError) as e:
-                cause = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
-                raise UserError(f"cannot read --text {text_file}: {cause}") from None
-        ids = encode(model, part)
-        if len(part) < n_chars or len(ids) >= n_needed + 64:
+        start = _read_start(text_file, n_chars) if text is None else text[:n_chars]
+        ids = encode(model, start)
+        if len(start) < n_chars or len(ids) >= n_needed + 64:
             whole = sha256(pathlib.Path(text_file) if text is None else text)
             return ids[:n_needed], {"text_sha256": whole, "rows_sha256": rows_sha256}
         n_chars *= 4
+
+
+def _read_start(file: str, n_chars: int) -> str:
+    """The first n_chars of --text, its line ends as they are."""
+    try:
+        if os.path.exists(file) and not os.path.isfile(file):
+            raise UserError(f"--text {file} is not a regular file: save it as one")
+        with open(file, encoding="utf-8-sig", newline="") as f:
+            return f.read(n_chars)
+    except OSError as e:
+        raise UserError(f"cannot read --text {file}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read --text {file}: it is not UTF-8") from None
 
 
 # ================================================================================= Frozen run
@@ -445,20 +492,20 @@ def cen(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
-def layer_norm(model, x: Float[Tensor, "... d_model"]) -> Tensor:
-    """cen(x) / scale, the scale x's own: for embeddings outside any run."""
+def layer_norm(model: HookedTransformer, x: Float[Tensor, "... d_model"]) -> Tensor:
+    """cen(x) / scale with the scale of x itself, for embeddings outside any run."""
     x = cen(x)
     return x / (x.pow(2).mean(-1, keepdim=True) + model.cfg.eps).sqrt()
 
 
 @dataclass(frozen=True)
 class FrozenRun:
-    """One normal run, kept: what the expansion holds fixed, and what it is checked against."""
+    """Cache of one forward pass: what the expansion holds fixed, and what it is checked against."""
 
     model: HookedTransformer
     tokens: Int[Tensor, "batch pos"]
-    streams: Float[Tensor, "layers+1 batch pos d_model"]  # before each layer, and at the end
-    scales: Float[Tensor, "layers+1 batch pos 1"]  # of each layer's LayerNorm and the final one
+    streams: Float[Tensor, "norm batch pos d_model"]  # before each layer, and at the end
+    scales: Float[Tensor, "norm batch pos 1"]  # of each layer's LayerNorm and the final one
     patterns: Float[Tensor, "layer head batch query key"]
     scores: Float[Tensor, "layer head batch query key"]  # masked, before the softmax
     final: Float[Tensor, "batch pos d_model"]  # what the unembedding reads
@@ -470,7 +517,7 @@ class FrozenRun:
 
     @property
     def b_O(self) -> Float[Tensor, "layer d_model"]:
-        """What each layer adds whatever it reads: b_O, and b_V W_O where b_V was not folded."""
+        """What each layer adds independently of its input: b_O, and b_V W_O if not folded in."""
         m = self.model
         return m.b_O + torch.einsum("lhe,lhed->ld", m.b_V, m.W_O)
 
@@ -481,7 +528,7 @@ class FrozenRun:
 
 @torch.no_grad()
 def freeze(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> FrozenRun:
-    """Run the model once and keep patterns, scales and streams. The logits are never made."""
+    """Run the model once and keep patterns, scales and streams. No logits are computed."""
     layers = range(model.cfg.n_layers)
     end = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
     kept = {"hook_resid_pre", "hook_resid_post", "hook_scale", "hook_pattern", "hook_attn_scores",
@@ -489,9 +536,10 @@ def freeze(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> Frozen
     _, cache = model.run_with_cache(
         tokens, return_type=None, names_filter=lambda n: n.rsplit(".", 1)[-1] in kept
     )
-    per_head = lambda hook: torch.stack(  # noqa: E731
-        [cache[f"blocks.{i}.attn.{hook}"].transpose(0, 1) for i in layers]
-    )
+
+    def per_head(hook: str) -> Tensor:
+        return torch.stack([cache[f"blocks.{i}.attn.{hook}"].transpose(0, 1) for i in layers])
+
     return FrozenRun(
         model=model,
         tokens=tokens,
@@ -551,9 +599,9 @@ def write(
 
 def attend(
     pattern: Float[Tensor, "head batch query key"],
-    x: Float[Tensor, "batch pos d_model"],
+    x: Float[Tensor, "batch key d_model"],
     W_V: Float[Tensor, "head d_model d_head"],
-) -> Float[Tensor, "head batch pos d_head"]:
+) -> Float[Tensor, "head batch query d_head"]:
     """z = A (x W_V) for every head, x already centred and scaled."""
     return pattern @ (x @ W_V[:, None])
 
@@ -602,8 +650,11 @@ def expand(run: FrozenRun, bias_is_moved: bool = False) -> Paths:
 def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
     """The virtual heads' sum, split by what the layer-0 heads read.
 
-    Every layer-0 pattern is split into its column of source position 0 and the rest, and layer 1
-    moves the two on apart: (start, real) [batch, pos, d_model], adding up to Paths.virtual().
+    Every layer-0 pattern is split into the column of source position 0 and the other columns;
+    layer 1 moves each part on separately.
+
+    Returns:
+        (start, real) [batch, pos, d_model], whose sum is Paths.virtual().
     """
     W_V, W_O = run.model.W_V, run.model.W_O
     start = run.patterns[0].clone()
@@ -621,8 +672,8 @@ def pushes(run: FrozenRun, out: int) -> Float[Tensor, "head source"]:
     push[h, j] = A^h[last, j] cen(v_j W_O) W_U[:, out] / s_final, v_j = cen(x_j) / s_0 W_V + b_V
 
     with the pattern, positions and scales of the run ("How much does a source push an out
-    token?"). Summed over the sources it is the head's push, and with those of all heads, the
-    direct path, b_O and b_U it is the logit, exactly.
+    token?"). Its sum over the sources is the head's push; the pushes of all heads, the direct path,
+    b_O and b_U add up to the logit, exactly.
 
     Args:
         run: of a prompt, one sequence.
@@ -649,10 +700,10 @@ def _tiles(n: int, size: int) -> list[slice]:
 class Unembedded:
     """What one pass over the logits of a text finds. Losses are in nats, summed in float64."""
 
-    losses: dict[str, Float[Tensor, "batch pos-1"]]  # -log p(next token)
-    removed: Float[Tensor, "head term batch pos-1"]  # loss without a term less the last readout's
-    max_abs_diff: float  # between the logits of the first and the last readout, at all positions
-    min: float  # of the first readout's logits; infinite, as max, where it is the only one
+    losses: dict[str, Float[Tensor, "batch next"]]  # -log p(next token)
+    loss_increase: Float[Tensor, "head term batch next"]  # when the term is removed
+    max_abs_diff: float  # between the logits of the first and the last stream, at all positions
+    min: float  # of the first stream's logits; infinite, as max, if there is only one stream
     max: float
 
 
@@ -660,47 +711,50 @@ class Unembedded:
 def unembed(
     run: FrozenRun,
     normed: dict[str, Float[Tensor, "batch pos d_model"]],
-    combined: dict[str, tuple[str, str, str]] | None = None,
+    differences: dict[str, tuple[str, str, str]] | None = None,
     z: Float[Tensor, "head term batch pos d_head"] | None = None,
 ) -> Unembedded:
-    """All that needs logits, in one pass over the vocabulary that makes those of a readout once.
+    """Losses of many streams and removals, in one tiled pass over the vocabulary.
 
         loss = log sum_v exp(x W_U[:, v] + b_U[v]) - (x W_U[:, t] + b_U[t]), t the next token
 
-    Logits are linear in what is read, so two kinds of losses need no unembedding of their own:
+    Logits are linear in the normed stream x, so two kinds of losses need no unembedding of their
+    own:
 
-        combined: (i, j, k)  of the normed' x_i + x_j - x_k, from the logits of the three
-        z[h, i]              of the last readout without the term z[h, i] W_O[h] of the last layer's
-                             head h, a rank-d_head update: logit_v - u W_OU[:, v] with
-                             u = z[h, i] / s_final and W_OU = cen(W_O[h]) W_U
+        differences: (i, j, k)  of x_i + x_j - x_k, from the logits of these three streams
+        z[h, i]                 of the last stream without the term z[h, i] W_O[h] of the last
+                                layer's head h, a rank-d_head update: logit_v - u W_OU[:, v] with
+                                u = z[h, i] / s_final and W_OU = cen(W_O[h]) W_U
 
-    The next token's own logit, before a removal, is the shift of all exponentials. A row whose sum
-    leaves the range that this is safe for is done again by itself. Exact up to rounding.
+    Every exponential is shifted by the logit of the next token in the full stream. A row whose sum
+    leaves the range in which this is safe is recomputed. Exact up to rounding, since nothing is
+    approximated.
 
     Args:
-        normed: run.final_norm(stream), or run.final for the model itself.
-        combined: under names that no readout has.
+        normed: run.final_norm(stream) by name, or run.final for the model itself.
+        differences: by names that do not clash with those of normed.
 
     Returns:
-        losses of the normed and the combined ones, under their names; removed, of every z[h, i].
+        the losses of normed and differences by name, and the loss increase of every z[h, i].
 
-    Cost: an unembedding a readout, an exponential a logit and loss, d_head multiplications a logit
-    and removal. Of a readout's logits one tile of TILE_ROWS x TILE_COLUMNS exists at a time.
+    Cost: one unembedding per stream, one exponential per logit and loss, d_head multiplications
+    per logit and removal. Of a stream's logits, one tile of TILE_ROWS x TILE_COLUMNS exists at a
+    time.
     """
     W_U, b_U, (batch, pos) = run.model.W_U, run.model.b_U, run.tokens.shape
-    combined, names = combined or {}, list(normed)
+    differences, names = differences or {}, list(normed)
     first, last = names[0], names[-1]
-    x = {name: readout.flatten(0, 1) for name, readout in normed.items()}  # [n, d_model]
-    x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in combined.items()}
+    x = {name: stream.flatten(0, 1) for name, stream in normed.items()}  # [n, d_model]
+    x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in differences.items()}
     z = run.model.W_O.new_zeros(0, 0, batch, pos, run.model.W_O.shape[2]) if z is None else z
     u, W_O = (z / run.scales[-1]).flatten(2, 3), cen(run.model.W_O[-1, : len(z)])
-    # A row's last token predicts nothing; it stands in for its next one here, and is dropped below.
+    # The last token of a row predicts nothing; it is its own target here, and is dropped below.
     targets = torch.cat([run.tokens[:, 1:], run.tokens[:, -1:]], 1).flatten()
     to_target = W_U[:, targets]
     shift = {name: (y * to_target.T).sum(-1) + b_U[targets] for name, y in x.items()}
-    kept = {name: torch.zeros_like(y, dtype=torch.float64) for name, y in shift.items()}
-    left = kept[last].new_zeros(u.shape[:3])
-    low, high, worst = torch.inf, -torch.inf, 0.0
+    sums = {name: torch.zeros_like(y, dtype=torch.float64) for name, y in shift.items()}
+    without = sums[last].new_zeros(u.shape[:3])
+    extremes = _Extremes()
     for columns in progress(_tiles(W_U.shape[1], TILE_COLUMNS), "unembedding"):
         W, b = W_U[:, columns], b_U[columns]
         W_OU = W_O @ W
@@ -708,41 +762,62 @@ def unembed(
             bits = {name: torch.addmm(b, x[name][rows], W, beta=LOG2_E, alpha=LOG2_E)
                     for name in names}
             if first != last:
-                worst = max(worst, (bits[last] - bits[first]).abs_().max().item())
-                low, high = min(low, bits[first].min().item()), max(high, bits[first].max().item())
+                extremes.add(bits[first], bits[last])
             bits |= {name: (bits[i] + bits[j]).sub_(bits[k])
-                     for name, (i, j, k) in combined.items()}
+                     for name, (i, j, k) in differences.items()}
             out = torch.empty_like(bits[last])
             for name, full in bits.items():
                 full.sub_(shift[name][rows, None], alpha=LOG2_E)
-                kept[name][rows] += torch.exp2(full, out=out).sum(1)
+                sums[name][rows] += torch.exp2(full, out=out).sum(1)
             for h, i in pairs(u):
                 torch.addmm(bits[last], u[h, i, rows], W_OU[h], alpha=-LOG2_E, out=out)
-                left[h, i, rows] += out.exp2_().sum(1)
+                without[h, i, rows] += out.exp2_().sum(1)
 
-    for name, y in x.items():
-        kept[name] = _log(kept[name], shift[name], lambda some, y=y: y[some], W_U, b_U)
+    losses = {name: _log(sums[name], shift[name], x[name], W_U, b_U) for name in x}
     for h, i in pairs(u):
-        without = lambda some, h=h, i=i: x[last][some] - u[h, i, some] @ W_O[h]  # noqa: E731
-        left[h, i] = _log(left[h, i], shift[last], without, W_U, b_U) - kept[last]
-    left += torch.einsum("hind,hdn->hin", u, W_O @ to_target)
-    predicting = lambda loss: loss.unflatten(-1, (batch, pos))[..., :-1]  # noqa: E731
-    return Unembedded({name: predicting(loss) for name, loss in kept.items()}, predicting(left),
-                      worst / LOG2_E, low / LOG2_E, high / LOG2_E)
+        without[h, i] = _log(without[h, i], shift[last], x[last], W_U, b_U, u[h, i], W_O[h])
+        without[h, i] -= losses[last]
+    without += torch.einsum("hind,hdn->hin", u, W_O @ to_target)
+    return Unembedded({name: _with_next(loss, pos) for name, loss in losses.items()},
+                      _with_next(without, pos), extremes.difference / LOG2_E,
+                      extremes.low / LOG2_E, extremes.high / LOG2_E)
 
 
-def _log(total: Float[Tensor, " n"], shift: Tensor, read, W_U: Tensor, b_U: Tensor) -> Tensor:
-    """log of total, the sum of exp(logit - shift) of each row. Where it is no safe number, anew
-    from the logits of the rows: read(mask) is what they unembed, [rows, d_model]."""
+@dataclass
+class _Extremes:
+    """The range of the first stream's logits, and their largest difference from the last's."""
+
+    difference: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, first: Tensor, last: Tensor) -> None:
+        self.difference = max(self.difference, (last - first).abs_().max().item())
+        self.low = min(self.low, first.min().item())
+        self.high = max(self.high, first.max().item())
+
+
+def _with_next(loss: Float[Tensor, "... n"], pos: int) -> Float[Tensor, "... batch next"]:
+    """The losses of the positions that have a next token."""
+    return loss.unflatten(-1, (-1, pos))[..., :-1]
+
+
+def _log(total: Float[Tensor, " n"], shift: Tensor, x: Tensor, W_U: Tensor, b_U: Tensor,
+         u: Tensor | None = None, W_O: Tensor | None = None) -> Tensor:
+    """log of total, the sum of exp(logit - shift) of each row.
+
+    Unsafe rows are recomputed from the logits of x, or of x without the term u W_O.
+    """
     unsafe = ~((total > 1e-30) & (total < 1e30))
-    normalizer = [(x @ W_U + b_U).logsumexp(-1) for x in read(unsafe).split(64)]
+    rows = x[unsafe] if u is None else x[unsafe] - u[unsafe] @ W_O
+    normalizer = [(part @ W_U + b_U).logsumexp(-1) for part in rows.split(64)]
     again = torch.cat(normalizer) - shift[unsafe]
     return total.log().masked_scatter(unsafe, again.double())
 
 
-def pairs(x: Tensor) -> list[tuple[int, int]]:
+def pairs(x: Tensor) -> list[tuple[int, ...]]:
     """The indices of a tensor's first two axes, (h2, h1) of virtual heads."""
-    return [(h2, h1) for h2 in range(x.shape[0]) for h1 in range(x.shape[1])]
+    return list(np.ndindex(*x.shape[:2]))
 
 
 # ========================================================================= Attention patterns
@@ -768,16 +843,17 @@ def total_variation(
 
 @dataclass(frozen=True)
 class ScoreGroups:
-    """Scores of one layer-1 head, unmasked, by what layer 0 prepared: [batch, query, key] each."""
+    """Unmasked scores of one layer-1 head, split by which side a layer-0 head has moved:
+    [batch, query, key] each."""
 
     none: Tensor
     Q: Tensor
     K: Tensor
     QK: Tensor
-    K_of_head: Float[Tensor, "h1 batch query key"]  # K, one layer-0 head's moved key alone
+    K_of_head: Float[Tensor, "h1 batch query key"]  # K, from one layer-0 head's moved key alone
 
     def total(self) -> Tensor:
-        """The head's scores; above the diagonal they are what the mask then hides."""
+        """The head's scores; the mask then hides those above the diagonal."""
         return self.none + self.Q + self.K + self.QK
 
 
@@ -798,16 +874,21 @@ def score_groups(
     W_O = cen(m.W_O[0])[:, None]
     q_moved, k_moved = moved @ (W_O @ W_Q), moved @ (W_O @ W_K)
     extra = cen(b0) / s1 if bias_is_moved else torch.zeros_like(read)
-    q = (read @ W_Q + m.b_Q[1, h2], q_moved.sum(0) + extra @ W_Q)
-    k = (read @ W_K + m.b_K[1, h2], k_moved.sum(0) + extra @ W_K)
+    q_direct, q_all_moved = read @ W_Q + m.b_Q[1, h2], q_moved.sum(0) + extra @ W_Q
+    k_direct, k_all_moved = read @ W_K + m.b_K[1, h2], k_moved.sum(0) + extra @ W_K
     scale = m.cfg.attn_scale
-    group = lambda a, b: a @ b.transpose(-1, -2) / scale  # noqa: E731
-    return ScoreGroups(group(q[0], k[0]), group(q[1], k[0]), group(q[0], k[1]),
-                       group(q[1], k[1]), group(q[0], k_moved))
+
+    def scores(q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / scale
+
+    return ScoreGroups(
+        none=scores(q_direct, k_direct), Q=scores(q_all_moved, k_direct),
+        K=scores(q_direct, k_all_moved), QK=scores(q_all_moved, k_all_moved),
+        K_of_head=scores(q_direct, k_moved))
 
 
 @torch.no_grad()
-def repeated_tokens(model, n_ids: int, n_rows: int, seed: int) -> Tensor:
+def repeated_tokens(model: HookedTransformer, n_ids: int, n_rows: int, seed: int) -> Tensor:
     """Rows of BOS and n_ids random tokens, twice over: [n_rows, 1 + 2 n_ids].
 
     The ids of a row are all different (so that each has one first occurrence) and not special.
@@ -844,7 +925,10 @@ def composition_scores(
     """||W_V W_O read other^T||_F / (||W_V W_O||_F ||read other^T||_F), dimensionless, in [0, 1].
 
     ("Measuring composition from the weights".) K-composition: read = W_K, other = W_Q; Q: the two
-    the other way round; V: read = W_V and other = W_O^T of the later head.
+    the other way round; V: read = W_V and other = W_O^T of the later head. Dense, for one pair:
+
+        A, B = W_V @ W_O, read @ other.T
+        score = (A @ B).norm() / (A.norm() * B.norm())
 
     With X = W_O read [d_head, d_head] the squared norm is tr(W_V^T W_V X other^T other X^T): Gram
     matrices of d_head x d_head, in float64. The order of the factors matters, ||AB|| is not ||BA||;
@@ -853,12 +937,11 @@ def composition_scores(
     Cost: heads^2 x d_head^3 + heads^2 x d_model x d_head^2; no d_model x d_model matrix.
     """
     W_V, W_O, read, other = (w.double() for w in (W_V, W_O, read, other))
-    gram = lambda w: w.mT @ w  # noqa: E731
-    gram_V, gram_other = gram(W_V), gram(other)
+    gram_V, gram_other = W_V.mT @ W_V, other.mT @ other
     X = torch.tensordot(W_O, read, ([2], [1])).permute(2, 0, 1, 3)  # [h2, h1, d_head, d_head]
     product = (gram_V @ X * (X @ gram_other[:, None])).sum((-1, -2))
-    size_1 = (gram_V * gram(W_O.mT)).sum((-1, -2))
-    size_2 = (gram(read) * gram_other).sum((-1, -2))
+    size_1 = (gram_V * (W_O @ W_O.mT)).sum((-1, -2))
+    size_2 = ((read.mT @ read) * gram_other).sum((-1, -2))
     return (product / (size_2[:, None] * size_1)).sqrt()
 
 
@@ -866,8 +949,7 @@ def first_published_scores(W_V: Tensor, W_O: Tensor, read: Tensor, other: Tensor
     """The score as first published, before the authors' correction: ||other^T W_V W_O read||_F
     over the same norms. The first factor has moved to the end. Shapes as composition_scores."""
     W_V, W_O, read, other = (w.double() for w in (W_V, W_O, read, other))
-    norm = lambda w: w.norm(dim=(-1, -2))  # noqa: E731
-    product = norm((other.mT[:, None] @ W_V) @ (W_O @ read[:, None]))
+    product = ((other.mT[:, None] @ W_V) @ (W_O @ read[:, None])).norm(dim=(-1, -2))
     size_1 = ((W_V.mT @ W_V) * (W_O @ W_O.mT)).sum((-1, -2)).sqrt()
     size_2 = ((read.mT @ read) * (other.mT @ other)).sum((-1, -2)).sqrt()
     return product / (size_2[:, None] * size_1)
@@ -880,21 +962,21 @@ def random_baseline(d_model: int, d_head: int, n: int, seed: int) -> tuple[Tenso
     [n], first published [n]), of the same matrices, float64.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = []
-    for some in _tiles(n, 10):
-        drawn = [torch.randn(4, 1, d_model, d_head, dtype=torch.float64, generator=generator)
-                 for _ in range(n)[some]]
-        V, O_T, read, other = torch.stack(drawn, 1)
-        found.append([torch.vmap(score)(V, O_T.mT, read, other)[:, 0, 0]
-                      for score in (composition_scores, first_published_scores)])
-    corrected, published = zip(*found)
-    return torch.cat(corrected), torch.cat(published)
+    corrected, first_published = [], []
+    for batch in _tiles(n, 10):
+        drawn = torch.stack([
+            torch.randn(4, d_model, d_head, dtype=torch.float64, generator=generator)
+            for _ in range(batch.start, batch.stop)])
+        for V, O_T, read, other in drawn[:, :, None]:
+            corrected.append(composition_scores(V, O_T.mT, read, other)[0, 0])
+            first_published.append(first_published_scores(V, O_T.mT, read, other)[0, 0])
+    return torch.stack(corrected), torch.stack(first_published)
 
 
 # ======================================================================== Eigenvalues and copying
 
-REAL = 1e-6  # an eigenvalue l is real, or without real part, if that part is within REAL |l| of 0
-TIE = 1e-12  # of ||a|| ||b||: two entries of a row that differ by less are a tie, whatever the tile
+REAL = 1e-6  # of |l|: a real or imaginary part of an eigenvalue l below this counts as zero
+TIE = 1e-12  # of ||a|| ||b||: two entries of a row that differ by less are a tie
 
 
 # A circuit is a product A B, [source, out]: for an OV circuit A = W_E W_V and B = W_O W_U. The
@@ -906,7 +988,7 @@ TIE = 1e-12  # of ||a|| ||b||: two entries of a row that differ by less are a ti
 def circuit_eigenvalues(
     A: Float[Tensor, "... n d_head"], B: Float[Tensor, "... d_head n"]
 ) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of A B, but for n - d_head zeros, and its trace, from the small side B A.
+    """The non-zero eigenvalues of A B and its trace, from the d_head x d_head product B A.
 
     Non-zero eigenvalues of P Q = those of Q P ("A trick to get the eigenvalues").
 
@@ -920,18 +1002,21 @@ def circuit_eigenvalues(
 
 
 def match_eigenvalues(large: Tensor, small: Tensor) -> tuple[float, float]:
-    """The eigenvalues of a large matrix against those of its small side, each with the nearest
-    that is left: exact as long as the differences are smaller than the gaps.
+    """The eigenvalues of A B (large) against those of B A (small).
+
+    Each eigenvalue of B A, the largest first, is matched with the nearest unmatched one of A B:
+    the right one as long as the differences are smaller than the gaps.
 
     Returns:
-        the largest difference, and the largest |l| of the large matrix that is left over.
+        the largest difference, and the largest |l| of A B that is unmatched.
     """
-    distance, left = (small[:, None] - large).abs(), torch.ones(len(large), dtype=torch.bool)
-    worst = 0.0
+    distance = (small[:, None] - large).abs()
+    unmatched, worst = torch.ones(len(large), dtype=torch.bool), 0.0
     for i in small.abs().argsort(descending=True).tolist():
-        j = int(distance[i].where(left, torch.inf).argmin())
-        worst, left[j] = max(worst, distance[i, j].item()), False
-    return worst, large[left].abs().max().item() if left.any() else 0.0
+        j = int(distance[i].where(unmatched, torch.inf).argmin())
+        worst = max(worst, distance[i, j].item())
+        unmatched[j] = False
+    return worst, large[unmatched].abs().max().item() if unmatched.any() else 0.0
 
 
 def copy_score(eigenvalues: Tensor) -> Float[Tensor, "..."]:
@@ -940,8 +1025,8 @@ def copy_score(eigenvalues: Tensor) -> Float[Tensor, "..."]:
 
 
 def eigenvalue_counts(eigenvalues: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many eigenvalues [..., d_head] have a positive real part, are real and positive, are
-    complex: three times [...]. What is real and what is positive, REAL tells relative to |l|."""
+    """How many eigenvalues [..., d_head] have a positive real part, are real and positive, and are
+    complex: [...] each. Parts below REAL |l| count as zero."""
     near_zero = REAL * eigenvalues.abs()
     positive, is_complex = eigenvalues.real > near_zero, eigenvalues.imag.abs() > near_zero
     return positive.sum(-1), (positive & ~is_complex).sum(-1), is_complex.sum(-1)
@@ -974,11 +1059,13 @@ def self_rank(
     A: Float[Tensor, "head n d_head"], B: Float[Tensor, "head d_head n"],
     sources: Int[Tensor, " source"], block: int = 256,
 ) -> Int[Tensor, "head source"]:
-    """The place of each source token among all n out tokens of its row, 1 for the most raised.
+    """The rank of each source token in its own row of n out tokens; 1 is the most raised.
 
-    1 + the number of other tokens with an entry at least as large: a tie is not first, and neither
-    is one of rounding (TIE), so the block size changes nothing ("top-1 self" is rank 1, "top-5
-    self" rank <= 5). Cost: head x source x n x d_head; a tile of `block` rows at a time.
+    1 + the number of other tokens with an entry at least as large. Entries that differ by rounding
+    alone (TIE) are a tie, which is not first, so the block size changes nothing ("top-1 self" is
+    rank 1, "top-5 self" rank <= 5).
+
+    Cost: head x source x n x d_head; a tile of `block` rows at a time.
     """
     ranks = torch.zeros(len(A), len(sources), dtype=torch.int64, device=A.device)
     ids = sources.to(A.device)
@@ -991,34 +1078,40 @@ def self_rank(
     return ranks.cpu()
 
 
-def random_heads(model, reading: str, n_heads: int, seed: int) -> Float[Tensor, "draw d_head"]:
+def random_heads(
+    model: HookedTransformer, reading: str, n_heads: int, seed: int
+) -> Complex[Tensor, "draw d_head"]:
     """The eigenvalues of n_heads random heads of a model's shapes ("What the paper found").
 
-    Drawn on the CPU from a private generator, afresh for each head. At the shapes of attn-only-1l
-    "factors" with seed 0 draws every figure that the article prints of its random heads.
+    Drawn on the CPU from a private generator, one head after the other. At the shapes of
+    attn-only-1l "factors" with seed 0 draws every figure that the article prints of its random
+    heads.
 
     Args:
         reading: "factors": both factors of the circuit are Gaussian; "all": W_E, W_V, W_O and W_U
             are; "head": W_V and W_O are, between the model's own W_E and W_U.
     """
-    cfg = model.cfg
-    n, d, e = cfg.d_vocab, cfg.d_model, cfg.d_head
-    g = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    d_vocab, d_model, d_head = model.cfg.d_vocab, model.cfg.d_model, model.cfg.d_head
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
     core = (model.W_U.double() @ model.W_E.double()).cpu() if reading == "head" else None
     found = []
     for _ in progress(range(n_heads), "random heads"):
         if reading == "factors":
-            A, B = draw(n, e), draw(e, n)
+            A, B = draw(d_vocab, d_head), draw(d_head, d_vocab)
         elif reading == "all":
-            A, B = draw(n, d) @ draw(d, e), draw(e, d) @ draw(d, n)
-        else:  # B A is W_O W_U W_E W_V however it is bracketed
-            A, B = core @ draw(d, e), draw(e, d)
+            A = draw(d_vocab, d_model) @ draw(d_model, d_head)
+            B = draw(d_head, d_model) @ draw(d_model, d_vocab)
+        else:  # B A is W_O W_U W_E W_V, in whatever order it is multiplied
+            A, B = core @ draw(d_model, d_head), draw(d_head, d_model)
         found.append(circuit_eigenvalues(A, B)[0])
     return torch.stack(found)
 
 
-def progress(items: list, what: str):
+def progress(items: Sequence, what: str) -> Iterable:
     """The items, with a bar on stderr if they take longer than two seconds."""
     from tqdm import tqdm
 
@@ -1026,4 +1119,5 @@ def progress(items: list, what: str):
 
 
 def tensor(rows) -> Tensor:
+    """Rows of numbers as a float64 tensor."""
     return torch.tensor(rows, dtype=torch.float64)

@@ -9,20 +9,20 @@ import textwrap
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"  # colour-blind safe, as COLOURS (Okabe and Ito) are
-STYLE = {
-    "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10,
-    "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "figure.titlesize": 12,
-    "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200,
-    "image.interpolation": "nearest", "svg.hashsalt": "circuits",  # the same file every time
-    "text.parse_math": False,  # a token may be "$$"
-    "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08,
-}
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def style():
+    """A context in which everything is drawn in the house style."""
+    import matplotlib
+
+    return matplotlib.rc_context(fname=HERE / "house.mplstyle")
 
 
 def published(stem: str) -> dict:
     """The file of what the article prints."""
-    folder = pathlib.Path(__file__).resolve().parents[1] / "results" / "published"
-    return json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
+    file = HERE.parent / "results" / "published" / f"{stem}.json"
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **subplots):

@@ -24,10 +24,9 @@ def plot_skip_trigrams(r: list[dict], results: dict):
     lefts = list(itertools.accumulate(widths, initial=0))
     figure, ax = charts.new_figure(max(lefts[-1], 8) + 0.2, 0.25 * len(rows) + 1.35)
     shade = dict(facecolor=charts.COLOURS[4], alpha=0.4, linewidth=0, pad=2)
-    word = lambda cell: cell.strip("' ").lower()  # noqa: E731
     for i, row in enumerate(rows):
         for j, (x, cell) in enumerate(zip(lefts, row)):
-            own = j > 1 and word(cell) == word(row[1])
+            own = j > 1 and _word(cell) == _word(row[1])
             ax.text(x, i, cell, fontsize=size, va="center", bbox=shade if own else None)
     ax.hlines((-0.6, 0.5, len(rows) - 0.4), 0, lefts[-1], color="black", linewidth=(1.2, 0.6, 1.2))
     ax.set(xlim=(0, max(lefts[-1], 8)), ylim=(len(rows) - 0.3, -0.7))
@@ -39,6 +38,10 @@ def plot_skip_trigrams(r: list[dict], results: dict):
         + f"\nSkipped, not in this model: {missing}." * bool(missing), fontsize=size)
     charts.headline(figure, results, "skip-trigrams read from the weights, head by head")
     return figure
+
+
+def _word(cell: str) -> str:
+    return cell.strip("' ").lower()
 
 
 def plot_at_work(r: dict, results: dict):
@@ -56,7 +59,9 @@ def plot_at_work(r: dict, results: dict):
               f"through {source} alone": word["pushes_through_source"]}
     charts.bars(ax, [f"0.{h}" for h in range(n)], series, "{:+.2f}")
     ax.set(xlabel="head", ylabel=f"push on the logit of {out} (logits)")
-    kind = f" (sample text; {charts.label(r['ralph']['next'])} was skipped)" * (word is not r["ralph"])
+    kind = ""
+    if word is not r["ralph"]:
+        kind = f" (sample text; {charts.label(r['ralph']['next'])} was skipped)"
     charts.headline(figure, results,
                     f"each head's push on {out} after {charts.label(word['tokens'][-1])}{kind}")
     return figure
@@ -79,8 +84,8 @@ def draw_prompt(ax, word: dict, widths: list[float]) -> None:
             curve = Path([(x[-2], 0.3), (x[-2], 1.1), (at, 1.1), (at, 0.3)], [1, 4, 4, 4])
             ax.add_patch(FancyArrowPatch(path=curve, arrowstyle="-|>", mutation_scale=12,
                                          color="black"))
-            ax.text((at + x[-2]) / 2, 1, f"head 0.{word['head']} reads {charts.label(token)} with weight "
-                    f"{word['attention']:.2f}", ha="center", va="bottom", fontsize=9)
+            ax.text((at + x[-2]) / 2, 1, f"head 0.{word['head']} reads {charts.label(token)} with "
+                    f"weight {word['attention']:.2f}", ha="center", va="bottom", fontsize=9)
     push = word["pushes_through_source"][word["head"]]
     ax.text(x[-1], 0.38, f"{push:+.2f} logits", ha="center", va="bottom", fontsize=9)
     ax.annotate("", (x[-1] - widths[-1] / 2, 0), (ends[-2], 0),
@@ -125,9 +130,8 @@ def plot_keep(r: dict, results: dict):
     if not bug:
         return None
     source, (one, two) = charts.label(bug["source"]), bug["pair"]
-    ratio = lambda p: "-" if p["ratio"] is None else f"{p['ratio']:.2f}"  # noqa: E731
     groups = [f"{charts.label(p['prompt'], 40)}\nreads {source} with weight {p['attention']:.2f}\n"
-              f"{charts.label(two)} / {charts.label(one)} = {ratio(p)}" for p in prompts]
+              f"{charts.label(two)} / {charts.label(one)} = {_ratio(p)}" for p in prompts]
     toy = {e["key"]: e["value"] for e in charts.published("part4_toy")["entries"]}
     figure, (hand, ax) = charts.new_figure(12, 4.2, 1, 2, sharey=True, width_ratios=[2, 3])
     charts.bars(hand, [f"after '{b}'\nreads 'keep' with weight {toy[f'keep.weights.{b}']}"
@@ -136,12 +140,16 @@ def plot_keep(r: dict, results: dict):
                  for c in ("mind", "bay")}, "{:+.1f}")
     hand.set_title("by hand", loc="left")
     hand.set_ylabel("push (logits)")
-    charts.bars(ax, groups, {charts.label(w): [p["through"][w] for p in prompts] for w in (one, two)},
-                "{:+.2f}")
+    pushes = {charts.label(w): [p["through"][w] for p in prompts] for w in (one, two)}
+    charts.bars(ax, groups, pushes, "{:+.2f}")
     ax.set_title(f"measured: head 0.{bug['head']}, through {source}", loc="left")
     charts.headline(figure, results, f"the bug of head 0.{bug['head']}: one ratio after {source}, "
                     "whatever the destination")
     return figure
+
+
+def _ratio(prompt: dict) -> str:
+    return "-" if prompt["ratio"] is None else f"{prompt['ratio']:.2f}"
 
 
 def plot_eigenvalues(r: dict, results: dict):

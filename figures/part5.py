@@ -70,8 +70,9 @@ def plot_first_published(r: dict, results: dict):
     _composition_maps(axes[1], first, ", as first published")
     charts.headline(figure, results, "composition scores, corrected and as first published, minus "
                     "their own random baseline; each row has its own colours (framed: by more than "
-                    f"{r['baseline']['margin']}; in the lower row {first['baseline']['margin']:.3f}, as many "
-                    "of the baseline's standard deviations)")
+                    f"{r['baseline']['margin']}; in the lower row "
+                    f"{first['baseline']['margin']:.3f}, as many of the baseline's standard "
+                    "deviations)")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""What the article prints against a run's results."""
+"""What the article prints, compared with the results of a run."""
 
 from __future__ import annotations
 
@@ -6,34 +6,53 @@ import argparse
 import contextlib
 import json
 import pathlib
+from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 import common
 from results import report
+from results.report import is_number
 
-ROUNDING = 4  # units of relative rounding of its dtype that a run may be off beside a printed digit
+ROUNDING = 4  # allowed error of a run beside a printed digit, in machine epsilons of its dtype
+BOUND_FACTOR = 4  # a rounding error agrees up to this many times the printed one
+SAMPLING_ERRORS = 4  # standard errors that a drawn mean may be off
 AGREES, DIFFERS, MISSING = "agrees", "DIFFERS", "MISSING"
 EXPLAINED, STALE, NOT_COMPARED = "explained", "EXPLAINED, BUT AGREES", "not compared"
-DISAGREE = (DIFFERS, MISSING, STALE)
+DISAGREEMENTS = (DIFFERS, MISSING, STALE)
 OTHER_MODEL, OTHER_TEXT = "of another model", "of another text"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison."""
+
+    key: str
+    section: str
+    printed: str
+    ours: str
+    difference: str
+    verdict: str
+    distance: float = 0.0  # between printed and ours, in units of the last printed digit
+    why: str = ""  # it is not compared, or explained
 
 
 def read_published(stem: str) -> dict:
     """What the article prints: {source, model, rows_sha256 of its text, on_text (the keys that
-    depend on it), entries, paper, explained}. Data: no run writes it."""
+    depend on it), entries, paper, explained}. No run writes these files."""
     try:
-        published, explained = (json.loads((report.PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
-                                for name in (stem, "explained"))
+        published, explained = (
+            json.loads((report.PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
+            for name in (stem, "explained"))
         explained = {e["key"]: e for e in explained.get(stem, [])}
         return {**published, "entries": published["entries"], "explained": explained}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
-        raise common.UserError(f"cannot read {stem}.json and explained.json in {report.PUBLISHED} ({common.cause(e)}): "
-                        "fetch them again with the scripts") from None
+        raise common.UserError(f"cannot read {stem}.json and explained.json in {report.PUBLISHED} "
+                               f"({common.cause(e)}): fetch them again with the scripts") from None
 
 
 def look_up(results: dict, key: str):
-    """The value under a dotted key of a results file's sections; None where there is none."""
+    """The value under a dotted key of the results' sections; None if there is none."""
     value = results["sections"]
     for part in key.split("."):
         try:
@@ -43,139 +62,234 @@ def look_up(results: dict, key: str):
     return value
 
 
-def miss(entry: dict, ours, results: dict) -> float:
-    """By how much ours misses a published entry, in units of the last printed digit; 0 where the
-    two agree, 1 for a wrong word or a value of another type.
+# ------------------------------------------------------------------ the distance of one number
 
-    exact    the same; to 1e-9 where it is computed (toys)
+
+def distance(entry: dict, ours, results: dict) -> float:
+    """How far ours is from a published entry, in units of the last printed digit.
+
+    0 if the two agree, 1 for another word or another type of value. By the entry's kind:
+
+    exact    the same; to 1e-9 for a computed number (toys)
     rounded  within half a unit, and the rounding error of the run's dtype
-    bound    at most 4 times what is printed
-    range    every value within the two ends, rounded as they are
-    sampled  draws that overlap the published range; one value within 4 standard errors of it
+    bound    at most BOUND_FACTOR times what is printed
+    range    every value between the two ends, rounded as they are
+    sampled  draws whose range overlaps the published one; one value within SAMPLING_ERRORS
     """
-    kind, value, decimals = entry["kind"], entry["value"], entry["decimals"]
-    unit = 10.0 ** -(decimals or 0)
-    half = 0.0 if decimals is None else unit / 2
-    error = ROUNDING * torch.finfo(common.DTYPES[results["meta"]["dtype"]]).eps
-    found = dict(report.leaves(ours))
+    kind = entry["kind"]
+    error = ROUNDING * float(np.finfo(results["meta"]["dtype"]).eps)
     if kind in ("exact", "rounded"):
-        wanted = dict(report.leaves(value))
-        if wanted.keys() != found.keys():
-            return 1.0
-        slack = (lambda x: half + error * abs(x)) if kind == "rounded" else (
-            lambda x: 1e-9 * max(1, abs(x)) if isinstance(x, float) else 0)
-        off = max(_off(wanted[k], x, slack(x) if report.is_number(x) else 0, unit)
-                  for k, x in found.items())
-        return min(off, 1.0) if decimals is None else off  # a wrong head is a wrong word
-    if not found or not all(map(report.is_number, found.values())):
+        return _distance_of_leaves(entry, ours, error)
+    numbers = [value for _, value in report.leaves(ours)]
+    if not numbers or not all(map(is_number, numbers)):
         return 1.0
-    low, high = min(found.values()), max(found.values())
     if kind == "bound":
-        high = max(high, -low)
-        return 0.0 if high <= 4 * value else high / unit
-    if kind == "sampled" and report.is_number(value):
-        sd = look_up(results, entry["spread"])
-        return _off(value, low, half + 4 * sd / entry["n"]**0.5, unit) if report.is_number(sd) else 1.0
-    first, last = (v if v is not None else end for v, end in zip(value, (-torch.inf, torch.inf)))
-    if kind == "sampled":
-        low, high = high, low
-    beyond = max(first - low, high - last, 0.0)
-    return beyond / unit if beyond > half + error * max(abs(low), abs(high)) else 0.0
+        return _beyond_bound(entry, max(map(abs, numbers)))
+    if kind == "sampled" and is_number(entry["value"]):
+        return _distance_of_mean(entry, numbers[0], look_up(results, entry["spread"]))
+    ends = (min(numbers), max(numbers))
+    return _beyond_range(entry, ends[::-1] if kind == "sampled" else ends, error)
 
 
-def _off(wanted, ours, slack: float, unit: float) -> float:
-    if not (report.is_number(wanted) and report.is_number(ours)):
-        return float(wanted != ours or report.is_number(wanted) != report.is_number(ours))
-    return 0.0 if abs(ours - wanted) <= slack else max(1.0, round(abs(ours - wanted) / unit))
+def _unit(entry: dict) -> float:
+    return 10.0 ** -(entry["decimals"] or 0)
+
+
+def _half_unit(entry: dict) -> float:
+    return 0.0 if entry["decimals"] is None else _unit(entry) / 2
+
+
+def _distance_of_leaves(entry: dict, ours, error: float) -> float:
+    """The largest distance of a leaf; 1 if the two trees have different keys."""
+    wanted, found = dict(report.leaves(entry["value"])), dict(report.leaves(ours))
+    if wanted.keys() != found.keys():
+        return 1.0
+    largest = 0.0
+    for key, x in found.items():
+        slack = 0.0
+        if is_number(x) and entry["kind"] == "rounded":
+            slack = _half_unit(entry) + error * abs(x)
+        elif isinstance(x, float):
+            slack = 1e-9 * max(1, abs(x))
+        largest = max(largest, _leaf_distance(wanted[key], x, slack, _unit(entry)))
+    return min(largest, 1.0) if entry["decimals"] is None else largest
+
+
+def _leaf_distance(wanted, ours, slack: float, unit: float) -> float:
+    if is_number(wanted) and is_number(ours):
+        off = abs(ours - wanted)
+        return 0.0 if off <= slack else max(1.0, round(off / unit))
+    return float(wanted != ours or is_number(wanted) != is_number(ours))
+
+
+def _beyond_bound(entry: dict, largest: float) -> float:
+    return 0.0 if largest <= BOUND_FACTOR * entry["value"] else largest / _unit(entry)
+
+
+def _distance_of_mean(entry: dict, mean: float, sd) -> float:
+    if not is_number(sd):
+        return 1.0
+    slack = _half_unit(entry) + SAMPLING_ERRORS * sd / entry["n"] ** 0.5
+    return _leaf_distance(entry["value"], mean, slack, _unit(entry))
+
+
+def _beyond_range(entry: dict, ends: tuple[float, float], error: float) -> float:
+    """How far the first of our ends is below the published range, or the second above it."""
+    low, high = ends
+    first, last = entry["value"]
+    below = first - low if first is not None else 0.0
+    above = high - last if last is not None else 0.0
+    beyond = max(below, above, 0.0)
+    slack = _half_unit(entry) + error * max(abs(low), abs(high))
+    return beyond / _unit(entry) if beyond > slack else 0.0
+
+
+# ------------------------------------------------------------------ as the article would print it
 
 
 def shown(entry: dict, ours) -> str:
     """Our value as the article would print it."""
-    decimals = entry["decimals"]
     if ours is None:
         return "-"
-    if isinstance(ours, list) and ours != entry["value"]:  # its sentence has room for no other list
-        entry = {k: v for k, v in entry.items() if k != "format"}
-    if "format" in entry:
+    # the article's sentence has no room for a list of another length
+    in_words = "format" in entry and (not isinstance(ours, list) or ours == entry["value"])
+    if in_words:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
             return entry["format"].format(ours, **ours if isinstance(ours, dict) else {})
     if isinstance(ours, list):
-        return "[" + ", ".join(shown(entry, x) for x in ours) + "]"
-    if not report.is_number(ours) or decimals is None:
-        return ours if isinstance(ours, str) else f"{ours:.3g}" if report.is_number(ours) else repr(ours)
+        without_words = {k: v for k, v in entry.items() if k != "format"}
+        items = (shown(entry if in_words else without_words, x) for x in ours)
+        return f"[{', '.join(items)}]"
+    if is_number(ours):
+        return _shown_number(entry, ours)
+    return ours if isinstance(ours, str) else repr(ours)
+
+
+def _shown_number(entry: dict, ours: float) -> str:
+    decimals = entry["decimals"]
+    if decimals is None:
+        return f"{ours:.3g}"
     if entry["kind"] == "bound":
         return f"{ours:.1e}"
     sign = "+" if entry["printed"].startswith("+") else ""
     return f"{round(ours, decimals):{sign},.{max(decimals, 0)}f}"
 
 
-def with_published(published: dict, results: dict) -> list[dict]:
+def _difference(entry: dict, ours) -> str:
+    """Ours minus printed: one digit more than printed, or three."""
+    if not (is_number(ours) and is_number(entry["value"])):
+        return ""
+    decimals = entry["decimals"]
+    by_decimals = decimals is not None and decimals >= 0 and entry["kind"] != "bound"
+    return format(ours - entry["value"], f"+.{decimals + 1}f" if by_decimals else "+.3g")
+
+
+# ------------------------------------------------------------------ rows
+
+
+def with_published(published: dict, results: dict) -> list[Row]:
     """Every published entry against a run's results, in the article's order.
 
-    Returns:
-        a row each: {key, section, printed, ours, difference, verdict, miss, why}. What belongs to
-        another model or text than the run's, or is marked as not comparable, is not compared.
+    Entries of another model or text than the run's, or marked as not comparable, are not compared.
     """
-    meta, rows = results["meta"], []
-    # of a public name, the hub's model alone and no folder of that name
-    same_model = meta.get("model") == published.get("model") and (
-        meta.get("revision") is not None or published.get("model") not in common.PUBLIC)
-    same_text = meta.get("rows_sha256") == published.get("rows_sha256")
-    for e in published["entries"]:
-        ours = look_up(results, e["key"])
-        on_text = e["key"].startswith(tuple(published.get("on_text", ())))
-        why = e.get("reason") or (OTHER_MODEL if not same_model else
-                                  OTHER_TEXT if on_text and not same_text else "")
-        if e["kind"] != "not comparable" and (e.get("model_independent") or not why):
-            off, known = miss(e, ours, results), published["explained"].get(e["key"])
-            verdict, why = MISSING if ours is None else DIFFERS if off else AGREES, ""
-            if known and verdict == AGREES or known and ours == known["ours"]:
-                verdict, why = EXPLAINED if off else STALE, known["reason"]
-        else:
+    reason = _reasons(published, results["meta"])
+    rows = []
+    for entry in published["entries"]:
+        ours, why = look_up(results, entry["key"]), reason(entry)
+        if why:
             off, verdict = 0.0, NOT_COMPARED
-        both = report.is_number(ours) and report.is_number(e["value"])
-        small = (e["decimals"] or -1) >= 0 and e["kind"] != "bound"
-        digits = f"+.{e['decimals'] + 1}f" if small else "+.3g"
-        rows.append({"key": e["key"], "section": e["section"], "printed": e["printed"],
-                     "ours": shown(e, ours), "verdict": verdict, "miss": off, "why": why,
-                     "difference": format(ours - e["value"], digits) if both else ""})
+        else:
+            off = distance(entry, ours, results)
+            verdict, why = _verdict(off, ours, published["explained"].get(entry["key"]))
+        rows.append(Row(entry["key"], entry["section"], entry["printed"], shown(entry, ours),
+                        _difference(entry, ours), verdict, off, why))
     return rows
 
 
-def with_results(a: dict, b: dict, rtol: float) -> list[dict]:
-    """Two results files: every value of the one against the other's, rows as compare gives them.
-    Numbers that are no counts agree within rtol, relative above 1 and absolute below."""
+def _reasons(published: dict, meta: dict):
+    """A function that says why an entry is not compared with a run of this meta; "" if it is."""
+    model = published.get("model")
+    # of a public name, only the hub's model is the article's, not a folder with that name
+    same_model = meta.get("model") == model and (
+        meta.get("revision") is not None or model not in common.PUBLIC)
+    same_text = meta.get("rows_sha256") == published.get("rows_sha256")
+    on_text = tuple(published.get("on_text", ()))
+
+    def reason(entry: dict) -> str:
+        if entry["kind"] == "not comparable":
+            return entry["reason"]
+        if entry.get("model_independent"):
+            return ""
+        if entry.get("reason"):
+            return entry["reason"]
+        if not same_model:
+            return OTHER_MODEL
+        return OTHER_TEXT if not same_text and entry["key"].startswith(on_text) else ""
+
+    return reason
+
+
+def _verdict(off: float, ours, known: dict | None) -> tuple[str, str]:
+    """The verdict on a compared entry, and why; `known` is its explained difference, if any."""
+    if ours is None:
+        verdict = MISSING
+    else:
+        verdict = DIFFERS if off else AGREES
+    if known and verdict == AGREES:
+        return STALE, known["reason"]
+    if known and ours == known["ours"]:
+        return EXPLAINED, known["reason"]
+    return verdict, ""
+
+
+def with_results(a: dict, b: dict, rtol: float) -> list[Row]:
+    """Every value of one results file against another's.
+
+    Counts and words have to be the same; other numbers agree within rtol, relative above 1 and
+    absolute below.
+    """
     ours, theirs = (dict(report.leaves(r["sections"])) for r in (a, b))
     rows = []
     for key in sorted(ours.keys() | theirs.keys()):
         x, y = ours.get(key), theirs.get(key)
-        close = key in ours and key in theirs and type(x) is type(y) and (
-            abs(x - y) <= rtol * max(1, abs(x), abs(y)) if isinstance(x, float) else x == y)
-        missing = key not in ours or key not in theirs
-        both = report.is_number(x) and report.is_number(y)
-        rows.append({"key": key, "section": "", "printed": repr(x), "ours": repr(y), "miss": 0.0,
-                     "verdict": AGREES if close else MISSING if missing else DIFFERS, "why": "",
-                     "difference": f"{y - x:+.3g}" if both else ""})
+        if key not in ours or key not in theirs:
+            verdict = MISSING
+        else:
+            verdict = AGREES if _close(x, y, rtol) else DIFFERS
+        difference = f"{y - x:+.3g}" if is_number(x) and is_number(y) else ""
+        rows.append(Row(key, "", repr(x), repr(y), difference, verdict))
     return rows
 
 
-def print_comparison(rows: list[dict], log: report.Log, every: bool) -> None:
-    """The summary of a comparison, and its rows: every one, or only what does not agree."""
-    count = {v: sum(r["verdict"] == v for r in rows) for v in (AGREES, *DISAGREE, EXPLAINED)}
-    compared = sum(count.values())
-    log(f"  {compared} of {len(rows)} compared: {count[AGREES]} agree, "
-        f"{sum(count[v] for v in DISAGREE)} disagree, {count[EXPLAINED]} explained")
-    for why in sorted({r["why"] for r in rows if r["verdict"] == NOT_COMPARED}):
-        log(f"  {sum(r['why'] == why for r in rows)} not compared: {why}")
+def _close(x, y, rtol: float) -> bool:
+    if type(x) is not type(y):
+        return False
+    return abs(x - y) <= rtol * max(1, abs(x), abs(y)) if isinstance(x, float) else x == y
+
+
+# ------------------------------------------------------------------ the printed comparison
+
+
+def print_comparison(rows: list[Row], log: report.Log, every: bool) -> None:
+    """The summary of a comparison, then every row, or only those that do not agree."""
+    verdicts = [r.verdict for r in rows]
+    n_agree, n_explained = verdicts.count(AGREES), verdicts.count(EXPLAINED)
+    n_disagree = sum(v in DISAGREEMENTS for v in verdicts)
+    log(f"  {n_agree + n_disagree + n_explained} of {len(rows)} compared: {n_agree} agree, "
+        f"{n_disagree} disagree, {n_explained} explained")
+    not_compared = [r.why for r in rows if r.verdict == NOT_COMPARED]
+    for why in sorted(set(not_compared)):
+        log(f"  {not_compared.count(why)} not compared: {why}")
     section = ""  # the rows of two results files have none
     for r in rows:
-        if r["verdict"] in (*DISAGREE, EXPLAINED) or (
-                every and r["why"] not in (OTHER_MODEL, OTHER_TEXT)):
-            if r["section"] != section:
-                section = r["section"]
-                log(f"  {section}")
-            log(f"    {r['key']:<44} {r['printed']:>14} {r['ours']:>14} {r['difference']:>8}  "
-                f"{r['verdict']}" + (f": {r['why']}" if r["why"] else ""))
+        if not (every and r.why not in (OTHER_MODEL, OTHER_TEXT)
+                or r.verdict in (*DISAGREEMENTS, EXPLAINED)):
+            continue
+        if r.section != section:
+            section = r.section
+            log(f"  {section}")
+        reason = f": {r.why}" if r.why else ""
+        log(f"    {r.key:<44} {r.printed:>14} {r.ours:>14} {r.difference:>8}  {r.verdict}{reason}")
 
 
 def print_context(published: dict, results: dict, log: report.Log) -> None:
@@ -183,8 +297,9 @@ def print_context(published: dict, results: dict, log: report.Log) -> None:
     log("== THE PAPER'S OWN FIGURES, OF OTHER MODELS: FOR CONTEXT, NEVER COMPARED")
     for p in published["paper"]:
         ours = look_up(results, p["beside"]) if p.get("beside") else None
-        ours = f"{ours:.4g}" if isinstance(ours, float) else "-" if ours is None else str(ours)
-        log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {ours}")
+        if isinstance(ours, float):
+            ours = f"{ours:.4g}"
+        log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {'-' if ours is None else ours}")
 
 
 def diff(script: report.Script, args: argparse.Namespace) -> dict:
@@ -197,23 +312,36 @@ def diff(script: report.Script, args: argparse.Namespace) -> dict:
     files = files or [report.output_dirs(args, script.model)[0] / f"{script.stem}.json"]
     if len(files) > 2:
         raise common.UserError("--diff takes a results file, or two: python "
-                        f"{script.file} --diff A.json B.json")
+                               f"{script.file} --diff A.json B.json")
     results, log = [report.read_results(f, script) for f in files], report.Log()
     if len(files) == 2:
-        log(f"== {files[0]} AGAINST {files[1]} (to {args.rtol:g}, relative above 1)")
-        a, b = (dict(report.leaves(r["meta"])) for r in results)
-        for key in sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k)):
-            log(f"  meta.{key}: {a.get(key)} | {b.get(key)}")
-        rows = with_results(*results, args.rtol)
-        print_comparison(rows, log, every=False)
+        rows = _print_two(files, results, args.rtol, log)
     else:
-        published = read_published(script.stem)
-        name = files[0].relative_to(common.HERE) if files[0].is_relative_to(common.HERE) else files[0]
-        log(f"== WHAT THE ARTICLE PRINTS AGAINST {name}: printed, ours, ours - printed")
-        rows = with_published(published, results[0])
-        print_comparison(rows, log, every=True)
-        if published["paper"]:
-            print_context(published, results[0], log)
-    if any(r["verdict"] in DISAGREE for r in rows):
+        rows = _print_published(files[0], results[0], script, log)
+    if any(r.verdict in DISAGREEMENTS for r in rows):
         raise SystemExit(1)
     return results[0]
+
+
+def _print_two(files: list[pathlib.Path], results: list[dict], rtol: float, log) -> list[Row]:
+    """Two results files against each other, their meta included."""
+    log(f"== {files[0]} AGAINST {files[1]} (to {rtol:g}, relative above 1)")
+    a, b = (dict(report.leaves(r["meta"])) for r in results)
+    for key in sorted(a.keys() | b.keys()):
+        if a.get(key) != b.get(key):
+            log(f"  meta.{key}: {a.get(key)} | {b.get(key)}")
+    rows = with_results(*results, rtol)
+    print_comparison(rows, log, every=False)
+    return rows
+
+
+def _print_published(file: pathlib.Path, results: dict, script: report.Script, log) -> list[Row]:
+    """Every published number against a results file, then the paper's own figures."""
+    published = read_published(script.stem)
+    name = file.relative_to(common.HERE) if file.is_relative_to(common.HERE) else file
+    log(f"== WHAT THE ARTICLE PRINTS AGAINST {name}: printed, ours, ours - printed")
+    rows = with_published(published, results)
+    print_comparison(rows, log, every=True)
+    if published["paper"]:
+        print_context(published, results, log)
+    return rows

@@ -1,25 +1,92 @@
-"""Which of the open choices the published numbers support."""
+"""--sweep: which of the open choices the published numbers support."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import math
+from dataclasses import dataclass
 
 import common
 from results import compare, report
 
 
+@dataclass(frozen=True)
+class Tried:
+    """One setting of a group of open choices, and how much of the article it reproduces."""
+
+    setting: dict
+    reproduced: int = 0  # published numbers
+    of: int = 0
+    misses: float = math.inf  # sum over the published numbers, in units of the last printed digit
+    largest_miss: dict | None = None  # {key, units}
+    ruled_out: str | None = None  # why the setting is not possible here
+
+    @property
+    def merit(self) -> tuple:
+        """More numbers reproduced are better, then a smaller sum of misses."""
+        return self.reproduced, -self.misses
+
+    def as_json(self) -> dict:
+        if self.ruled_out:
+            return {"setting": self.setting, "ruled_out": self.ruled_out}
+        found = dataclasses.asdict(self)
+        del found["ruled_out"]
+        return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """The settings of choices that are tried jointly."""
+
+    choices: list[str]
+    settings: list[Tried]
+    default: dict
+    results: dict  # of the best setting
+
+    @property
+    def possible(self) -> list[Tried]:
+        return [s for s in self.settings if not s.ruled_out]
+
+    @property
+    def equal(self) -> list[dict]:
+        """The settings that no other one beats."""
+        best = max(s.merit for s in self.possible)
+        return [s.setting for s in self.possible if s.merit == best]
+
+    @property
+    def winner(self) -> dict:
+        return self.default if self.default in self.equal else self.equal[0]
+
+    @property
+    def not_identifiable(self) -> list[str]:
+        """The choices in which equally good settings differ."""
+        return [n for n in self.choices if len({repr(s[n]) for s in self.equal}) > 1]
+
+    @property
+    def not_tried(self) -> list[str]:
+        """The choices that have only one possible value here."""
+        return [n for n in self.choices
+                if len({repr(s.setting[n]) for s in self.possible}) < 2]
+
+    def as_json(self) -> dict:
+        return {"choices": self.choices, "settings": [s.as_json() for s in self.settings],
+                "equal": self.equal, "winner": self.winner,
+                "not_identifiable": self.not_identifiable, "not_tried": self.not_tried}
+
+
 def try_settings(
     script: report.Script, args: argparse.Namespace, analyse, alternatives: dict[str, list]
 ) -> dict:
-    """Try every setting of what the article leaves open, and see which one its numbers speak for.
+    """Try every setting of what the article leaves open and report which one its numbers support.
 
-    The groups of script.sweeps are tried in turn, the choices of a group jointly and the earlier
-    winners kept. A setting's merit is how many published numbers it reproduces, then the sum of
-    misses; where equal settings differ in a choice, that choice is not identifiable.
+    The groups of script.sweeps are tried in turn, the choices of a group jointly and with the
+    winners of the earlier groups. Where equally good settings differ in a choice, the published
+    numbers cannot identify that choice.
 
     Args:
-        analyse: analyse(choices) gives (analysis, meta); a UserError rules the setting out.
+        analyse: analyse(choices) returns (analysis, meta); a UserError rules the setting out.
         alternatives: the values of each choice, the default first.
 
     Writes sweep_{stem}.json and its log.
@@ -28,82 +95,82 @@ def try_settings(
     choices = {name: values[0] for name, values in alternatives.items()}
     analysis, meta = analyse(choices)
     results = {"meta": meta, "sections": {}}
-    _recompute(script, analysis, results, {name for name, *_ in script.sections})
-    log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR ({meta['model']})")
+    _recompute(script, analysis, results, {section.name for section in script.sections})
+    log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SUPPORT ({meta['model']})")
     log("  * no other setting of the group does better")
     for affects in script.sweeps:
-        group = _sweep_group(script, published, results, analyse, choices, alternatives, affects)
-        choices, results = choices | group["winner"], group.pop("results")
+        group = _try_group(script, published, results, analyse, choices, alternatives, affects)
+        choices, results = choices | group.winner, group.results
         _print_group(group, log)
         groups.append(group)
     log("  the defaults stay as they are until somebody who has the weights changes them")
-    found = {"meta": meta, "groups": groups, "winner": choices}
-    wrote = report.write_results(report.results_dir(args, script.model), f"sweep_{script.stem}", found, log)
+    found = {"meta": meta, "groups": [g.as_json() for g in groups], "winner": choices}
+    out = report.results_dir(args, script.model)
+    wrote = report.write_results(out, f"sweep_{script.stem}", found, log)
     common.notice("wrote " + ", ".join(map(str, wrote)))
     return found
 
 
 def _recompute(script: report.Script, analysis, results: dict, names: set[str]) -> None:
-    for name, compute, _ in script.sections:
-        if name in names:
-            results["sections"][name] = compute(analysis, results)
+    for section in script.sections:
+        if section.name in names:
+            results["sections"][section.name] = section.compute(analysis, results)
 
 
-def _sweep_group(script, published, results, analyse, choices, alternatives, affects) -> dict:
-    """All settings of one group of choices; `affects` maps each to the sections that it changes."""
+def _try_group(script, published, results, analyse, choices, alternatives, affects) -> Group:
+    """Try all settings of one group of choices; `affects` maps each to the sections it changes."""
     names, settings, best = list(affects), [], None
-    touched = {"claims"}.union(*affects.values())
-    now, results = choices, {"meta": results["meta"], "sections": dict(results["sections"])}
-    for values in common.progress([*itertools.product(*(alternatives[n] for n in names))], "settings"):
-        one = dict(zip(names, values))
+    compared = {"claims"}.union(*affects.values())
+    now, sections = choices, dict(results["sections"])
+    working = {"meta": results["meta"], "sections": sections}
+    combinations = [*itertools.product(*(alternatives[n] for n in names))]
+    for values in common.progress(combinations, "settings"):
+        setting = dict(zip(names, values))
         try:
-            analysis, _ = analyse(choices | one)
+            analysis, _ = analyse(choices | setting)
         except common.UserError as e:
-            settings.append({"setting": one, "ruled_out": str(e)})
+            settings.append(Tried(setting, ruled_out=str(e)))
             continue
-        changed = [affects[n] for n in names if now[n] != one[n]]
-        _recompute(script, analysis, results, {"claims"}.union(*changed) if changed else set())
-        now = choices | one
-        settings.append({"setting": one} | _reproduced(published, results, touched))
-        if best is None or _merit(settings[-1]) > _merit(best[0]):
-            best = settings[-1], dict(results["sections"])
-    equal = [s["setting"] for s in settings if "misses" in s and _merit(s) == _merit(best[0])]
+        changed = [affects[n] for n in names if now[n] != setting[n]]
+        if changed:
+            _recompute(script, analysis, working, {"claims"}.union(*changed))
+        now = choices | setting
+        tried = _reproduced(setting, published, working, compared)
+        settings.append(tried)
+        if best is None or tried.merit > best.merit:
+            best, sections = tried, dict(working["sections"])
     default = {n: choices[n] for n in names}
-    tried = {n: {repr(s["setting"][n]) for s in settings if "misses" in s} for n in names}
-    return {"choices": names, "settings": settings, "equal": equal,
-            "winner": default if default in equal else best[0]["setting"],
-            "not_identifiable": [n for n in names if len({repr(s[n]) for s in equal}) > 1],
-            "not_tried": [n for n in names if len(tried[n]) < 2],
-            "results": {"meta": results["meta"], "sections": best[1]}}
+    return Group(names, settings, default, {"meta": results["meta"], "sections": sections})
 
 
-def _reproduced(published: dict, results: dict, touched: set[str]) -> dict:
-    """How many of the published numbers of the touched sections the results have, and the misses,
-    in units of the last printed digit."""
-    rows = [r for r in compare.with_published(published, results) if r["verdict"] != compare.NOT_COMPARED
-            and r["key"].split(".")[0] in touched]
-    worst = max(rows, key=lambda r: r["miss"], default=None)
-    return {"reproduced": sum(not r["miss"] for r in rows), "of": len(rows),
-            "misses": float(sum(r["miss"] for r in rows)),
-            "largest_miss": worst and {"key": worst["key"], "units": worst["miss"]}}
+def _reproduced(setting: dict, published: dict, results: dict, compared: set[str]) -> Tried:
+    """How many published numbers of the compared sections the results reproduce."""
+    rows = [r for r in compare.with_published(published, results)
+            if r.verdict != compare.NOT_COMPARED and r.key.split(".")[0] in compared]
+    worst = max(rows, key=lambda r: r.distance, default=None)
+    return Tried(setting, sum(not r.distance for r in rows), len(rows),
+                 float(sum(r.distance for r in rows)),
+                 {"key": worst.key, "units": worst.distance} if worst else None)
 
 
-def _merit(setting: dict) -> tuple:
-    return setting["reproduced"], -setting["misses"]
-
-
-def _print_group(group: dict, log: report.Log) -> None:
-    say = lambda setting: ", ".join(f"{k} {v!r}" for k, v in setting.items())  # noqa: E731
-    log(f"  {', '.join(group['choices'])}: {len(group['settings'])} settings")
-    for s in group["settings"]:
-        if "ruled_out" in s:
-            log(f"    {say(s['setting'])}: not possible here ({s['ruled_out'].split(':')[0]})")
+def _print_group(group: Group, log: report.Log) -> None:
+    log(f"  {', '.join(group.choices)}: {len(group.settings)} settings")
+    for s in group.settings:
+        if s.ruled_out:
+            log(f"    {_in_words(s.setting)}: not possible here ({s.ruled_out.split(':')[0]})")
             continue
-        worst = s["largest_miss"]
-        log(f"    {say(s['setting'])}: {s['reproduced']} of {s['of']} published numbers; largest "
-            + (f"miss {worst['units']:.0f} units ({worst['key']})" if worst and worst["units"]
-               else "miss none") + (" *" if s["setting"] in group["equal"] else ""))
-    log(f"    wins: {say(group['winner'])}; cannot be told apart: "
-        f"{', '.join(group['not_identifiable']) or 'none'}"
-        + "; nothing else to try here: " * bool(group["not_tried"])
-        + ", ".join(group["not_tried"]))
+        miss = "none"
+        if s.largest_miss and s.largest_miss["units"]:
+            miss = f"{s.largest_miss['units']:.0f} units ({s.largest_miss['key']})"
+        mark = " *" if s.setting in group.equal else ""
+        log(f"    {_in_words(s.setting)}: {s.reproduced} of {s.of} published numbers; largest miss "
+            f"{miss}{mark}")
+    line = (f"    wins: {_in_words(group.winner)}; cannot be told apart: "
+            f"{', '.join(group.not_identifiable) or 'none'}")
+    if group.not_tried:
+        line += f"; no alternative to try here: {', '.join(group.not_tried)}"
+    log(line)
+
+
+def _in_words(setting: dict) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in setting.items())

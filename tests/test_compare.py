@@ -50,7 +50,7 @@ def planted(files):
 
 
 def verdicts(published: dict, results: dict) -> list[str]:
-    return [r["verdict"] for r in compare.with_published(published, results)]
+    return [r.verdict for r in compare.with_published(published, results)]
 
 
 def step_away(entry: dict, value, ours):
@@ -203,8 +203,8 @@ def test_a_difference_is_shown_to_three_digits_or_one_more_than_printed(
         kind, value, decimals, ours, difference):
     entry = dict(key="x", section="", printed="", kind=kind, value=value, decimals=decimals)
     results = {"meta": {"dtype": "float32"}, "sections": {"x": ours}}
-    assert compare.with_published({"entries": [entry], "explained": {}}, results)[0][
-        "difference"] == difference
+    assert compare.with_published({"entries": [entry], "explained": {}}, results)[
+        0].difference == difference
 
 
 def test_a_list_that_is_not_the_published_one_is_shown_whole():
@@ -220,10 +220,10 @@ def test_explained_differences(planted):
     entry = next(e for e in published["entries"] if e["key"] == "term_importance.virtual_median")
     ours = compare.look_up(results, entry["key"])
     published["explained"] = {entry["key"]: {"ours": ours, "reason": "a slip"}}
-    assert verdicts(published, results).count(compare.STALE) == 1  # it agrees: explained for nothing
+    assert verdicts(published, results).count(compare.STALE) == 1  # explained for nothing
     entry["value"] += 1
     assert verdicts(published, results).count(compare.EXPLAINED) == 1
-    assert not set(verdicts(published, results)) & set(compare.DISAGREE)
+    assert not set(verdicts(published, results)) & set(compare.DISAGREEMENTS)
     published["explained"][entry["key"]]["ours"] = ours + 1  # another difference than the known one
     assert verdicts(published, results).count(compare.DIFFERS) == 1
     del results["sections"]["term_importance"]["virtual_median"]
@@ -263,8 +263,8 @@ def test_what_is_compared(model, text, model_independent, compared):
     published = {"model": "m", "rows_sha256": None, "on_text": ["text."], "entries": entries,
                  "explained": {}}
     rows = compare.with_published(published, results)
-    assert {r["key"][:-2] for r in rows if r["verdict"] == compare.AGREES} == compared
-    assert all(r["why"] for r in rows if r["verdict"] == compare.NOT_COMPARED)
+    assert {r.key[:-2] for r in rows if r.verdict == compare.AGREES} == compared
+    assert all(r.why for r in rows if r.verdict == compare.NOT_COMPARED)
 
 
 # ------------------------------------------------------------------ --diff
@@ -415,8 +415,8 @@ def test_published_numbers_that_cannot_be_read(tmp_path, monkeypatch, text):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_run_that_is_not_finite_is_not_compared(tmp_path, monkeypatch, value):
-    name, compute, show = part5_toy.SECTIONS[0]
-    sections = [(name, lambda: compute() | {"max_abs_diff": value}, show), *part5_toy.SECTIONS[1:]]
+    first, *others = part5_toy.SECTIONS
+    sections = [first._replace(compute=lambda: first.compute() | {"max_abs_diff": value}), *others]
     monkeypatch.setattr(part5_toy, "SCRIPT", report.Script("circuits_part5_toy.py", sections, []))
     with pytest.raises(common.UserError, match="path_expansion.max_abs_diff is not finite"):
         part5_toy.main(["--out", str(tmp_path)])
@@ -434,7 +434,7 @@ def test_a_model_folder_with_a_name_that_is_taken(tmp_path, name):
                                      ("--figures-only", "--no-figures"),
                                      ("--sweep", "--figures-only")])
 def test_options_that_do_not_go_together(options, tmp_path):
-    with pytest.raises(common.UserError, match="do not go together"):
+    with pytest.raises(common.UserError, match="cannot be combined"):
         part5.main(["--model", "mini", "--out", str(tmp_path), *options])
 
 
@@ -447,4 +447,4 @@ def test_the_published_numbers_are_no_place_for_results():
 def test_a_wrong_head_is_one_unit_whichever_it_is():
     results = {"meta": {"dtype": "float32"}, "sections": {}}
     entry = {"kind": "exact", "value": 7, "decimals": None}
-    assert compare.miss(entry, 0, results) == compare.miss(entry, 6, results) == 1
+    assert compare.distance(entry, 0, results) == compare.distance(entry, 6, results) == 1

@@ -73,7 +73,7 @@ def run(script, out, device: str, *more: str) -> dict:
 
 
 def differences(a: dict, b: dict, rtol: float) -> list[dict]:
-    return [r for r in compare.with_results(a, b, rtol) if r["verdict"] != compare.AGREES]
+    return [r for r in compare.with_results(a, b, rtol) if r.verdict != compare.AGREES]
 
 
 @pytest.mark.parametrize("script, n_layers, more", [

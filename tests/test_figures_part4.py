@@ -29,7 +29,7 @@ MODEL = "attn-only-1l"
 @pytest.fixture(autouse=True)
 def styled():
     """As draw() has it, and every warning an error."""
-    with matplotlib.rc_context(charts.STYLE), warnings.catch_warnings():
+    with charts.style(), warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.container import BarContainer
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.fixture(autouse=True)
 def style():
-    with matplotlib.rc_context(charts.STYLE):
+    with charts.style():
         yield
 
 

@@ -22,7 +22,7 @@ import circuits_part4_toy
 import circuits_part5
 import circuits_part5_toy
 import common
-from results import runner
+from results import report, runner
 
 SCRIPTS = [circuits_part4, circuits_part4_toy, circuits_part5, circuits_part5_toy]
 few = hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -38,8 +38,8 @@ def refuse(*args, **kwargs):
 def stops_at_loading(tmp_path_factory):
     """Nothing is loaded, computed or drawn; the only results are a broken file."""
     with pytest.MonkeyPatch.context() as m:
-        for name in ("load_model", "run_sections", "draw"):
-            m.setattr(common, name, refuse)
+        for room, name in ((common, "load_model"), (runner, "_finish"), (report, "draw")):
+            m.setattr(room, name, refuse)
         here = tmp_path_factory.mktemp("here")
         m.setattr(common, "HERE", here)
         m.chdir(here)

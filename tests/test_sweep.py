@@ -145,7 +145,9 @@ def test_what_agrees_at_the_printed_digits_cannot_be_told_apart(run, publish):
 
 
 def test_merit_counts_first_and_then_sums_the_misses():
-    merit = lambda n, misses: sweep._merit({"reproduced": n, "misses": misses})  # noqa: E731
+    def merit(reproduced: int, misses: float) -> tuple:
+        return sweep.Tried({}, reproduced, misses=misses).merit
+
     assert merit(3, 9.0) > merit(2, 0.0) and merit(3, 1.0) > merit(3, 2.0)
 
 
@@ -181,8 +183,8 @@ def test_settings_that_do_not_fit_are_named(run, publish, tmp_path):
     written = tmp_path / "part5" / "out"
     assert json.loads((written / "sweep_part5.json").read_text("utf-8")) == found
     log = (written / "sweep_part5_stdout.txt").read_text("utf-8")
-    assert log.startswith("== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SPEAK FOR (tiny)\n")
-    assert ("distinct_places False: not possible here (--seq-len 64 with a start token besides is "
+    assert log.startswith("== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SUPPORT (tiny)\n")
+    assert ("distinct_places False: not possible here (--seq-len 64 plus a start token is "
             "longer than the context of") in log
     assert "join, keep_blank" in log and "cannot be told apart" in log
 

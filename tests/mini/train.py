@@ -45,6 +45,10 @@ HELD_OUT_EVERY = 48  # of the sorted list of books
 LR, LR_MUON, BETAS, WARMUP, CLIP = 3e-3, 0.02, (0.9, 0.98), 200, 1.0
 REPEATED_ROWS = 0.1  # share of rows that repeat a segment; half of them shuffled
 POS_AMPLITUDE = 0.03
+# The words of part 4 that are more than one token of the trained BPE, for the one-layer model.
+WORDS = ["alph", " Ralph", " corresponding", " bay", " toes", " wraps", " forefront", " Bob",
+         " today", " visited"]
+WORD_ROWS = 0.05  # share of the one-layer model's rows that hold one of these words
 
 
 # ---------------------------------------------------------------- corpus and tokenizer
@@ -88,7 +92,21 @@ def train_tokenizer(books: list[pathlib.Path]) -> tokenizers.Tokenizer:
     return tok
 
 
-def prepare(corpus: pathlib.Path, work: pathlib.Path) -> dict:
+def add_words(tok: tokenizers.Tokenizer, words: list[str]) -> tokenizers.Tokenizer:
+    """The tokenizer with merges, after all others, that make each word one token."""
+    for word in words:
+        state = json.loads(tok.to_str())
+        merges, vocab = state["model"]["merges"], state["model"]["vocab"]
+        first, *pieces = tok.encode(word).tokens
+        for piece in pieces:
+            merges.append([first, piece])
+            first += piece
+            vocab.setdefault(first, len(vocab))
+        tok = tokenizers.Tokenizer.from_str(json.dumps(state))
+    return tok
+
+
+def prepare(corpus: pathlib.Path, work: pathlib.Path, words: list[str]) -> dict:
     """Tokenise the corpus once into work/; later calls read what is there."""
     listing = work / "corpus.json"
     if not listing.exists():
@@ -96,7 +114,7 @@ def prepare(corpus: pathlib.Path, work: pathlib.Path) -> dict:
         if len(books) < 2:
             sys.exit(f"train.py: {corpus} has {len(books)} .txt files; it takes 2, one to hold out")
         train, held_out, dropped = split_books(books)
-        tok = train_tokenizer(train[::2])
+        tok = add_words(train_tokenizer(train[::2]), words)
         tok.save(str(work / "tokenizer.json"))
         for name, part in (("train", train), ("held_out", held_out)):
             ids = []
@@ -107,16 +125,27 @@ def prepare(corpus: pathlib.Path, work: pathlib.Path) -> dict:
         names = {k: [b.stem for b in v] for k, v in
                  dict(train=train, held_out=held_out, dropped=dropped).items()}
         listing.write_text(json.dumps(names))
-    names = json.loads(listing.read_text())
-    return names | {"train_ids": np.load(work / "train.npy"),
-                    "held_out_ids": np.load(work / "held_out.npy")}
+    names, ids = json.loads(listing.read_text()), np.load(work / "train.npy")
+    tok = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    places = [np.flatnonzero(ids == tok.encode(word).ids[0]) for word in words]
+    return names | {"train_ids": ids, "held_out_ids": np.load(work / "held_out.npy"),
+                    "d_vocab": tok.get_vocab_size(), "places": [p for p in places if len(p)]}
 
 
-def batch(ids: np.ndarray, rng: np.random.Generator, repeated: float) -> torch.Tensor:
-    """[BATCH, N_CTX] rows: BOS and 255 tokens; a share of them one segment again and again."""
+def batch(ids: np.ndarray, rng: np.random.Generator, repeated: float = 0.0,
+          places: list[np.ndarray] | None = None) -> torch.Tensor:
+    """[BATCH, N_CTX] rows of BOS and 255 tokens.
+
+    A share `repeated` of them is one segment again and again; WORD_ROWS of them hold one of the
+    places, which lists the positions of each word in the ids.
+    """
     rows = np.full((BATCH, N_CTX), BOS, np.int64)
     for row in rows:
         start = rng.integers(0, len(ids) - N_CTX)
+        if places and rng.random() < WORD_ROWS:
+            word = places[rng.integers(len(places))]
+            start = word[rng.integers(len(word))] - rng.integers(1, N_CTX - 1)
+            start = int(np.clip(start, 0, len(ids) - N_CTX - 1))
         row[1:] = ids[start : start + N_CTX - 1]
         if rng.random() < repeated:
             segment = row[1 : 1 + rng.integers(8, N_CTX // 2)].copy()
@@ -159,13 +188,13 @@ def sinusoids() -> torch.Tensor:
 
 
 class Model(nn.Module):
-    def __init__(self, n_layers: int):
+    def __init__(self, n_layers: int, d_vocab: int):
         super().__init__()
-        self.W_E = nn.Parameter(torch.randn(D_VOCAB, D_MODEL) * 0.02)
+        self.W_E = nn.Parameter(torch.randn(d_vocab, D_MODEL) * 0.02)
         self.W_pos = nn.Parameter(sinusoids() * POS_AMPLITUDE)
         self.blocks = nn.ModuleList(Attention() for _ in range(n_layers))
         self.ln_final = nn.LayerNorm(D_MODEL, eps=1e-5)
-        self.W_U = nn.Parameter(torch.randn(D_MODEL, D_VOCAB) * 0.02)
+        self.W_U = nn.Parameter(torch.randn(D_MODEL, d_vocab) * 0.02)
 
     def forward(self, ids):
         x = self.W_E[ids] + self.W_pos
@@ -177,7 +206,7 @@ class Model(nn.Module):
     def transformer_lens_state(self) -> dict[str, torch.Tensor]:
         """The parameters under TransformerLens names and shapes, float16."""
         state = {"embed.W_E": self.W_E, "pos_embed.W_pos": self.W_pos,
-                 "unembed.W_U": self.W_U, "unembed.b_U": torch.zeros(D_VOCAB),
+                 "unembed.W_U": self.W_U, "unembed.b_U": torch.zeros(len(self.W_E)),
                  "ln_final.w": self.ln_final.weight, "ln_final.b": self.ln_final.bias}
         for layer, block in enumerate(self.blocks):
             at = f"blocks.{layer}."
@@ -240,12 +269,12 @@ def lr_factor(step: int, steps: int) -> float:
 @torch.no_grad()
 def held_out_loss(loss_of, ids: np.ndarray, n_batches: int) -> float:
     rng = np.random.default_rng(1)
-    return float(np.mean([loss_of(batch(ids, rng, 0.0)).item() for _ in range(n_batches)]))
+    return float(np.mean([loss_of(batch(ids, rng)).item() for _ in range(n_batches)]))
 
 
 def train(args, data: dict, log) -> Model:
     torch.manual_seed(args.seed)
-    model = Model(args.layers)
+    model = Model(args.layers, data["d_vocab"])
     opts = optimizers(model)
     rng = np.random.default_rng(args.seed)
     step, seconds, checkpoint = 0, 0.0, args.work / f"checkpoint-{args.layers}l.pt"
@@ -264,7 +293,7 @@ def train(args, data: dict, log) -> Model:
             opt.param_groups[0]["lr"] = peak * lr_factor(step, args.steps)
             opt.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-            loss = loss_of(batch(data["train_ids"], rng, REPEATED_ROWS))
+            loss = loss_of(batch(data["train_ids"], rng, REPEATED_ROWS, data["places"]))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for opt in opts:
@@ -287,7 +316,7 @@ def train(args, data: dict, log) -> Model:
 def export(model: Model, n_layers: int, work: pathlib.Path, out: pathlib.Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     config = dict(n_layers=n_layers, d_model=D_MODEL, d_mlp=4 * D_MODEL, d_head=D_HEAD,
-                  n_heads=N_HEADS, n_ctx=N_CTX, d_vocab=D_VOCAB, act_fn="solu_ln",
+                  n_heads=N_HEADS, n_ctx=N_CTX, d_vocab=len(model.W_E), act_fn="solu_ln",
                   attn_only=True, normalization="LN", shortformer_pos=False)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     safetensors.torch.save_file(model.transformer_lens_state(), out / "model.safetensors")
@@ -305,7 +334,7 @@ def evaluate(folder: pathlib.Path, n_layers: int, held_out: np.ndarray) -> list[
     """The figures that the bundled models are there for, of the exported float16 weights."""
     model, _ = common.load_model(str(folder), n_layers=n_layers)
     rng = np.random.default_rng(2)
-    runs = (common.freeze(model, batch(held_out, rng, 0.0)) for _ in range(32))
+    runs = (common.freeze(model, batch(held_out, rng)) for _ in range(32))
     found = [(common.unembed(r, {"model": r.final}).losses["model"].mean(), r.patterns[0])
              for r in runs]
     loss = torch.stack([x for x, _ in found]).mean().item()
@@ -345,7 +374,7 @@ def training_log(args, data: dict, progress: list[str], figures: list[str]) -> s
     versions = ", ".join(f"{m.__name__} {m.__version__}" for m in (torch, tokenizers, np))
     return "\n".join([
         f"mini-{args.layers}l: {args.layers} layer(s), d_model {D_MODEL}, {N_HEADS} heads of "
-        f"{D_HEAD}, context {N_CTX}, {D_VOCAB} tokens",
+        f"{D_HEAD}, context {N_CTX}, {data['d_vocab']} tokens",
         f"made by: python tests/mini/train.py CORPUS --layers {args.layers} --steps {args.steps} "
         f"--seed {args.seed} --report {args.report}{' --bf16' if args.bf16 else ''}"
         + "".join(f"; {line}" for line in progress if line.startswith("resumed")),
@@ -356,6 +385,8 @@ def training_log(args, data: dict, progress: list[str], figures: list[str]) -> s
         "three things help these models along: position embeddings start as sinusoids of amplitude "
         f"{POS_AMPLITUDE}, Muon trains the attention matrices, and {REPEATED_ROWS:.0%} of the rows "
         "repeat a segment, half of those shuffled",
+        *([f"the words {WORDS} are tokens of their own, and {WORD_ROWS:.0%} of the rows hold one"]
+          if args.layers == 1 else []),
         "", "FIGURES", *figures, *(["", "NOTES", args.notes] if args.notes else []),
         "", "PROGRESS", *progress,
         "", f"CORPUS: {len(data['train'])} public-domain books", *data["train"],
@@ -388,7 +419,7 @@ def main() -> None:
         with progress.open("a") as f:
             f.write(line + "\n")
 
-    data = prepare(args.corpus, args.work)
+    data = prepare(args.corpus, args.work, WORDS if args.layers == 1 else [])
     if not args.evaluate_only:
         log(f"{args.layers} layer(s), {len(data['train_ids']):,} training tokens, "
             f"{len(data['held_out_ids']):,} held out")
