@@ -180,7 +180,7 @@ def _difference(entry: dict, ours) -> str:
     if not (is_number(ours) and is_number(entry["value"])):
         return ""
     decimals = entry["decimals"]
-    by_decimals = decimals is not None and decimals >= 0 and entry["kind"] != "bound"
+    by_decimals = decimals is not None and decimals > 0 and entry["kind"] != "bound"
     return format(ours - entry["value"], f"+.{decimals + 1}f" if by_decimals else "+.3g")
 
 

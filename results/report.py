@@ -210,13 +210,14 @@ def write_results(out: pathlib.Path, stem: str, results: dict, log: Log) -> list
         out / f"{stem}.json": json.dumps(results, indent=1, sort_keys=True, allow_nan=False) + "\n",
         out / f"{stem}_stdout.txt": "\n".join(log.lines) + "\n",
     }
-    for file, text in contents.items():
-        try:
-            with whole(file) as part:
+    try:
+        with contextlib.ExitStack() as stack:  # nothing is replaced before both are written
+            for file, text in contents.items():
+                part = stack.enter_context(whole(file))
                 part.write_text(text, encoding="utf-8", newline="")
-        except OSError as e:
-            raise common.UserError(f"cannot write {file}: {e.strerror}; name another folder with "
-                                   "--out DIR") from None
+    except OSError as e:
+        raise common.UserError(f"cannot write results to {out}: {e.strerror}; name another folder "
+                               "with --out DIR") from None
     return list(contents)
 
 
@@ -225,7 +226,9 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
         meta, sections = results["meta"], results["sections"]
-        if meta["script"] != script.file:
+        if not isinstance(sections, dict):
+            why = "it has no sections"
+        elif meta["script"] != script.file:
             why = f"it belongs to {meta['script']}"
         elif meta["dtype"] not in common.DTYPES:
             why = f"it has no dtype {meta['dtype']!r}"
@@ -251,15 +254,15 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
     Returns:
         the files written. Figures that these results have no data for are removed.
     """
-    wrote: list[pathlib.Path] = []
+    wrote, stem = [], ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with charts.style():
             for stem, section, plot in common.progress(script.figures, "figures"):
                 wrote += _draw_one(folder / stem, plot, results["sections"][section], results)
     except OSError as e:
-        raise common.UserError(f"cannot write {e.filename or folder}: {e.strerror}; use "
-                               "--no-figures, or name another folder with --out DIR") from None
+        raise common.UserError(f"cannot write {folder / stem}: {e.strerror}; use --no-figures, or "
+                               "name another folder with --out DIR") from None
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         raise common.UserError(f"these results lack the section that {stem} draws "
                                f"({common.cause(e)}): run python {script.file} again") from None

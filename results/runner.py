@@ -99,7 +99,10 @@ def run_script(main) -> int:
         return 130
     except (common.UserError, OSError) as e:
         message = str(e)
-    except (MemoryError, torch.OutOfMemoryError) as e:
+    except (MemoryError, RuntimeError) as e:
+        if not isinstance(e, MemoryError | torch.OutOfMemoryError) and (
+                "allocate memory" not in str(e)):  # of a CPU, torch says it in words alone
+            raise
         message = (f"not enough memory ({common.cause(e)}): use fewer --tokens or a shorter "
                    "--seq-len")
     printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)

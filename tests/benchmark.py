@@ -203,7 +203,8 @@ def sequence_losses(run: common.FrozenRun, stream: Tensor) -> Float[Tensor, " ba
 
 def all_removed(bench: Bench) -> Float[Tensor, "h2 h1 batch"]:
     readout = bench.run.final_norm(bench.paths.stream(2))
-    return common.unembed(bench.run, {"two": readout}, z=bench.paths.z_virtual).removed.mean(-1)
+    found = common.unembed(bench.run, {"two": readout}, z=bench.paths.z_virtual)
+    return found.loss_increase.mean(-1)
 
 
 def removals(bench: Bench) -> None:
@@ -290,7 +291,7 @@ def copying(bench: Bench) -> None:
         return i % n, values, score, torch.cat(diagonal), torch.cat(ranks)
 
     def fresh() -> part4.Analysis:
-        return part4.Analysis(one, A, B, {}, part4.CHOICES, 0)
+        return part4.Analysis(one, A, B, part4.CHOICES, argparse.Namespace())
 
     def ours(i: int) -> tuple:
         a, values = fresh(), common.circuit_eigenvalues(A, B)[0]

@@ -39,7 +39,7 @@ def test_a_result_that_differs_is_seen(monkeypatch, letter, kernel):
     def off(*args, **more):
         found = original(*args, **more)
         if isinstance(found, common.Unembedded):
-            return dataclasses.replace(found, removed=off_by(found.removed))
+            return dataclasses.replace(found, loss_increase=off_by(found.loss_increase))
         return (off_by(found[0]), *found[1:]) if isinstance(found, tuple) else off_by(found)
 
     def off_by(x):

@@ -203,8 +203,8 @@ def test_a_difference_is_shown_to_three_digits_or_one_more_than_printed(
         kind, value, decimals, ours, difference):
     entry = dict(key="x", section="", printed="", kind=kind, value=value, decimals=decimals)
     results = {"meta": {"dtype": "float32"}, "sections": {"x": ours}}
-    assert compare.with_published({"entries": [entry], "explained": {}}, results)[
-        0].difference == difference
+    row, = compare.with_published({"entries": [entry], "explained": {}}, results)
+    assert row.difference == difference
 
 
 def test_a_list_that_is_not_the_published_one_is_shown_whole():
@@ -341,10 +341,6 @@ def test_diff_of_a_changed_number(diff, change, line):
     changing("term_importance", "virtual_median", to=float("inf")),
     lambda text: text.replace("circuits_part5.py", "circuits_part4.py"),
     lambda text: text.replace('"dtype": "float32"', '"dtype": "float8"'),
-    changing("term_importance", "virtual_median", to=10**400),
-    changing("term_importance", "virtual_median", to="\ud800"),
-    lambda text: text.replace('"model": "tiny"', '"model": ["tiny"]'),
-    lambda text: text.replace('"model": "tiny",', ""),
     lambda text: text.replace('"virtual_median": ', '"virtual_median": ' + "[" * 980 + "]" * 980
                               + ', "x": ', 1),
     lambda text: "[" * 100_000,

@@ -208,12 +208,12 @@ def test_the_dots_are_the_eigenvalues(n_heads):
         (dots,), top = ax.collections, max(math.hypot(*v) for v in values)
         for (angle, radius), (real, imag), colour in zip(
                 dots.get_offsets().tolist(), values, dots.get_facecolors().tolist()):
-            size = top * 10 ** (radius - part4.DECADES)
+            size = top * 10 ** (radius - pictures.DECADES)
             if radius:
                 assert size * math.cos(angle) == pytest.approx(real, rel=1e-9, abs=1e-9 * top)
                 assert size * math.sin(angle) == pytest.approx(imag, rel=1e-9, abs=1e-9 * top)
             else:
-                assert math.hypot(real, imag) <= top * 10**-part4.DECADES
+                assert math.hypot(real, imag) <= top * 10**-pictures.DECADES
             rgb = matplotlib.colors.to_rgb(charts.COLOURS[0 if real > 0 else 5])
             assert colour[:3] == pytest.approx(rgb)
         assert f"copy score {score:+.2f}" in ax.get_title()
@@ -312,7 +312,7 @@ def test_the_committed_figures_are_of_these_scripts(redrawn):
     """The same words in each; its lines and colours may be rounded otherwise elsewhere."""
     names = [f[0] for f in pictures.FIGURES + pictures.TOY_FIGURES]
     homes = common.HERE / "figures" / "mini", common.HERE / "figures"
-    paths = [p for folder in homes for p in folder.glob("part4*")]
+    paths = [p for folder in homes for p in folder.glob("part4*.*g")]
     wanted = [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     assert sorted(p.name for p in paths) == sorted(wanted)
     assert svg_words(redrawn) == svg_words(homes[0]) | svg_words(homes[1])

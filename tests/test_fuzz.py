@@ -22,7 +22,7 @@ import circuits_part4_toy
 import circuits_part5
 import circuits_part5_toy
 import common
-from results import report, runner
+from results import compare, report, runner
 
 SCRIPTS = [circuits_part4, circuits_part4_toy, circuits_part5, circuits_part5_toy]
 few = hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -38,7 +38,7 @@ def refuse(*args, **kwargs):
 def stops_at_loading(tmp_path_factory):
     """Nothing is loaded, computed or drawn; the only results are a broken file."""
     with pytest.MonkeyPatch.context() as m:
-        for room, name in ((common, "load_model"), (runner, "_finish"), (report, "draw")):
+        for room, name in ((common, "load_model"), (compare, "read_published"), (report, "draw")):
             m.setattr(room, name, refuse)
         here = tmp_path_factory.mktemp("here")
         m.setattr(common, "HERE", here)
@@ -170,6 +170,6 @@ def test_losses_do_not_see_what_all_logits_share(dtype, atol, seed, constant):
     close = functools.partial(torch.testing.assert_close, rtol=0, atol=atol)
     found, wanted = (common.unembed(which, *args) for which in (again, run))
     close(found.losses, wanted.losses)
-    close(found.removed, wanted.removed)
+    close(found.loss_increase, wanted.loss_increase)
     logits = run.final @ shifted.W_U + shifted.b_U
     close(logits.new_tensor([found.min, found.max]), torch.stack([logits.min(), logits.max()]))

@@ -69,7 +69,7 @@ def test_files_are_what_was_printed_and_returned(mini, part):
     assert sorted(p.name for p in out.iterdir()) == [
         "figures", f"{part}.json", f"{part}_stdout.txt"]
     drawn = sorted(p.name for p in (out / "figures").iterdir())
-    assert drawn == sorted(f"{name}.{suffix}" for name, *_ in SCRIPTS[part].FIGURES
+    assert drawn == sorted(f"{name}.{suffix}" for name, *_ in SCRIPTS[part].SCRIPT.figures
                            for suffix in ("png", "svg"))
     assert all((common.HERE / "figures" / "mini" / name).is_file() for name in drawn)
 
@@ -217,5 +217,5 @@ def test_the_readme_shows_the_committed_logs_and_figures():
     assert len(shown) > 40 and not set(shown) - set(logs)
     figures = re.findall(r"\]\((figures/mini/[^)]+)\)", text)
     assert sorted(pathlib.Path(f).stem for f in figures) == sorted(
-        name for script in SCRIPTS.values() for name, *_ in script.FIGURES)
+        name for script in SCRIPTS.values() for name, *_ in script.SCRIPT.figures)
     assert all((common.HERE / f).is_file() for f in figures)

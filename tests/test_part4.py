@@ -5,6 +5,7 @@ LayerNorm parameter non-zero, and a vocabulary in which the article's words are 
 but for a few that are left out on purpose.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -69,14 +70,18 @@ def make_model(dtype=torch.float64, sizes=SIZES, seed=0, **flags):
 
 def analyse(m, choices=(), **more) -> part4.Analysis:
     run = common.freeze(m, tiny.tokens(2, 31, m.cfg.d_vocab))
-    meta = dict(n_tokens=62, text="random ids")
     return part4.Analysis(run, m.W_E.double() @ m.W_V[0].double(),
-                          m.W_O[0].double() @ m.W_U.double(), meta,
-                          part4.CHOICES | dict(choices), seed=3, sample=True, **more)
+                          m.W_O[0].double() @ m.W_U.double(), part4.CHOICES | dict(choices),
+                          asked(**more), sample=True)
+
+
+def asked(source=(), prompt=None, next=None) -> argparse.Namespace:
+    return argparse.Namespace(seed=3, source=source, prompt=prompt, next=next)
 
 
 def compute(a: part4.Analysis) -> dict:
-    results: dict = {"meta": a.meta | {"model": "tiny"}, "sections": {}}
+    meta = {"n_tokens": a.run.tokens.numel(), "text": "random ids", "model": "tiny"}
+    results: dict = {"meta": meta, "sections": {}}
     for name, compute_it, *_ in part4.SECTIONS:
         results["sections"][name] = compute_it(a, results)
     assert report.not_finite(results["sections"]) is None
@@ -355,7 +360,7 @@ def test_value_biases_in_the_pushes():
 @pytest.mark.parametrize("reading", ["factors", "all", "head"])
 def test_random_heads(model, oracle, reading):
     """The same draws, by the dense circuits."""
-    ours = common.random_heads(model, reading, seed=5)
+    ours = common.random_heads(model, reading, 20, seed=5)
     assert ours.shape == (20, 5)
     g = torch.Generator().manual_seed(5)
     n, d, e = len(TOKENIZER), 11, 5
@@ -374,7 +379,7 @@ def test_random_heads(model, oracle, reading):
 def test_random_heads_of_the_public_shape_are_the_published_ones():
     """Two Gaussian factors from seed 0 give all seven figures of the article's line."""
     cfg = types.SimpleNamespace(d_vocab=48262, d_model=512, d_head=64)
-    values = common.random_heads(types.SimpleNamespace(cfg=cfg), "factors", seed=0)
+    values = common.random_heads(types.SimpleNamespace(cfg=cfg), "factors", 20, seed=0)
     score, (positive, _, is_complex) = common.copy_score(values), common.eigenvalue_counts(values)
     figures = [f"{x:+.3f}" for x in (score.min(), score.max(), score.mean())]
     assert figures == ["-0.035", "+0.070", "-0.002"]
@@ -524,7 +529,7 @@ def test_ranked_sources():
     def ranked(d_vocab):
         cfg = types.SimpleNamespace(d_vocab=d_vocab)
         run = types.SimpleNamespace(model=types.SimpleNamespace(cfg=cfg))
-        return part4.Analysis(run, None, None, {}, {}, 0).ranked.tolist()
+        return part4.Analysis(run, None, None, {}, asked()).ranked.tolist()
 
     assert ranked(3000) == ranked(48262) == list(range(1000, 3000))
     assert ranked(2999) == list(range(2999))
@@ -623,7 +628,8 @@ def removal_with_a_new_scale(monkeypatch):
             x = x / (x.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
             losses = right(run, {"whole": run.final, "without": x}).losses
             removed.append(losses["without"] - losses["whole"])
-        return dataclasses.replace(right(run, normed), removed=torch.stack(removed)[:, None])
+        return dataclasses.replace(right(run, normed),
+                                   loss_increase=torch.stack(removed)[:, None])
     put_in(monkeypatch, "unembed", wrong)
 
 
@@ -811,8 +817,8 @@ def test_a_model_without_the_words_the_heads_or_the_context_goes_on():
     sizes = tiny.SIZES | {"n_layers": 1}
     m = tiny.model(tiny.state_dict(sizes), sizes)
     run = common.freeze(m, tiny.tokens(1, 17, 23))
-    a = part4.Analysis(run, m.W_E @ m.W_V[0], m.W_O[0] @ m.W_U, dict(n_tokens=17, text="t"),
-                       part4.CHOICES, 0, sample=True, sources=("a", " b"), prompt=("ab", "c"))
+    a = part4.Analysis(run, m.W_E @ m.W_V[0], m.W_O[0] @ m.W_U, part4.CHOICES,
+                       asked(["a", " b"], "ab", "c"), sample=True)
     results, log = compute(a), report.Log()
     with contextlib.redirect_stdout(io.StringIO()):
         for name, _, show, *_ in part4.SECTIONS:
@@ -840,11 +846,11 @@ def test_the_loss_without_a_head_on_one_sequence(model, oracle, results):
 
 def test_missing_head_and_long_prompt_are_named(model):
     a = analyse(model)
-    assert part4.row({}, lambda: part4.skip_trigram(a, 8, " Ralph")) == {
+    assert part4.row({}, part4.skip_trigram, a, 8, " Ralph") == {
         "skipped": "no head 0.8 here", "pieces": []}
-    long = part4.probability(a, " keep" * 70, " mind")
+    long = part4.row({}, part4.probability, a, " keep" * 70, " mind")
     assert long["skipped"] == "71 tokens, the context has 67"
-    twice = part4.probability(a, "a<|BOS|>b", " mind")
+    twice = part4.row({}, part4.probability, a, "a<|BOS|>b", " mind")
     assert twice["skipped"] == "the start token stands in the text"
 
 
@@ -912,7 +918,6 @@ def test_readers_words_and_prompt_leave_the_article_alone(folder, tmp_path):
         part4.PAIRS[0][0], "--next", "alph")
     reader = results["sections"].pop("reader")
     plain["sections"].pop("reader")
-    assert results["meta"].pop("log_sha256") != plain["meta"].pop("log_sha256")
     assert results == plain
     assert [r["source"] for r in reader["sources"]] == [" keep"] * 8 + [" London"]
     assert all("out" in r for r in reader["sources"][:8])

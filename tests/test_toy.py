@@ -1,5 +1,6 @@
 """circuits_part*_toy.py: answers written by hand, the published ones, and the identities."""
 
+import argparse
 import contextlib
 import copy
 import io
@@ -369,8 +370,8 @@ def rotated(model, R, names=WRITERS + READERS):
 def measured(model) -> dict:
     """What a rotation of the stream should leave alone: of the tables, and of a run."""
     run, ids = common.freeze(model, tiny.tokens(1)), torch.arange(23)
-    a = part4.Analysis(run, model.W_E @ model.W_V[0], model.W_O[0] @ model.W_U, {}, part4.CHOICES,
-                       0)
+    a = part4.Analysis(run, model.W_E @ model.W_V[0], model.W_O[0] @ model.W_U, part4.CHOICES,
+                       argparse.Namespace())
     values, trace = common.circuit_eigenvalues(a.A, a.B)
     tables = {"OV": torch.stack([part4.ov_row(a, 1, t) for t in range(23)]),
               "QK": torch.stack([part4.qk_column(a, 1, t) for t in range(23)]),
