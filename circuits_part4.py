@@ -29,9 +29,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import common
-from common import cen, token_text
+from common import cen
 from figures import part4 as pictures
-from results import claims, report, runner, sweep
+from results import claims, loading, report, runner, sweep
 from results.report import Section
 
 PUBLISHED_MODEL = "attn-only-1l"
@@ -141,8 +141,8 @@ def skipped(r: dict) -> str:
 
 def token_id(model, word: str) -> int:
     """The id of a word that is one token; Skip if it is not."""
-    ids = common.encode(model, word)
-    pieces = [token_text(model, i) for i in ids]
+    ids = loading.encode(model, word)
+    pieces = [loading.token_text(model, i) for i in ids]
     if pieces != [word]:
         raise Skip(f"{word!r} is not one token here", pieces)
     return ids[0]
@@ -157,7 +157,7 @@ def check_head(model, head: int) -> int:
 
 def prompt_tokens(model, text: str) -> list[int]:
     """BOS and the ids of a text."""
-    return [model.tokenizer.bos_token_id, *common.encode(model, text)]
+    return [model.tokenizer.bos_token_id, *loading.encode(model, text)]
 
 
 def prompt_run(model, text: str) -> common.FrozenRun:
@@ -173,7 +173,7 @@ def prompt_run(model, text: str) -> common.FrozenRun:
 def top_tokens(model, values: Float[Tensor, " d_vocab"], k: int) -> list[str]:
     """The k tokens with the largest values; of equal ones the lower id first."""
     order = values.cpu().sort(descending=True, stable=True).indices[:k]
-    return [token_text(model, i) for i in order.tolist()]
+    return [loading.token_text(model, i) for i in order.tolist()]
 
 
 def ov_row(a: Analysis, head: int, source: int) -> Float[Tensor, " d_vocab"]:
@@ -295,7 +295,7 @@ def word_at_work(a: Analysis, prompt: str, source: str, next: str, head: int | N
     """Every head's push on the next token, and one head's attention on the source.
 
     No head: the one that pushes most through the source."""
-    tokens = [token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
+    tokens = [loading.token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
     base = dict(prompt=prompt, source=source, next=next, head=head, tokens=tokens)
     return row(base, word_pushes, a, prompt, source, next, head)
 
@@ -644,7 +644,7 @@ def telling_tokens(a: Analysis, head: int, kind: str) -> list[dict]:
     else:
         clear, shows = own, (own > 0) & (rank <= 5)
     best = [i for i in clear.sort(descending=True, stable=True).indices.tolist() if shows[i]]
-    return [{"source": token_text(a.model, int(ids[i])), "diagonal": own[i].item(),
+    return [{"source": loading.token_text(a.model, int(ids[i])), "diagonal": own[i].item(),
              "rank": int(rank[i]),
              "first": top_tokens(a.model, a.A[head, ids[i]] @ a.B[head], 1)[0]} for i in best[:3]]
 
@@ -713,7 +713,7 @@ def compute_reader(a: Analysis, results: dict) -> dict:
 
 def reader_prompt(a: Analysis, prompt: str, next: str) -> dict:
     """Every head's push on the next token, the sources it goes through, and the probability."""
-    tokens = [token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
+    tokens = [loading.token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
     base = {"prompt": prompt, "next": next, "tokens": tokens}
     return row(base, prompt_pushes, a, prompt, next)
 
@@ -786,12 +786,12 @@ class Setup:
     def prepare(self, fold_value_biases: bool) -> tuple[dict, dict]:
         """What no other choice changes: the run and the factors of the circuits, and the meta."""
         args = self.args
-        processing = common.PROCESSING | {"fold_value_biases": fold_value_biases}
-        model, source = common.load_model(args.model, args.device, common.DTYPES[args.dtype], 1,
+        processing = loading.PROCESSING | {"fold_value_biases": fold_value_biases}
+        model, source = loading.load_model(args.model, args.device, loading.DTYPES[args.dtype], 1,
                                           processing)
         one_row = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
         n_tokens = one_row if args.tokens is None else args.tokens
-        tokens, text = common.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
+        tokens, text = loading.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
                                           default_len=min(TEXT_TOKENS, n_tokens))
         meta = report.run_meta(SCRIPT.file, source, text, args, {}) | {"processing": processing}
         fields = dict(run=common.freeze(model, tokens),

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 
 import common
-from common import pairs, token_text
+from common import pairs
 from figures import part5 as pictures
-from results import claims, report, runner, sweep
+from results import claims, loading, report, runner, sweep
 from results.report import Section
 
 PUBLISHED_MODEL = "attn-only-2l"
@@ -54,7 +54,7 @@ class Analysis:
 
     run: common.FrozenRun
     paths: common.Paths
-    text: dict  # what common.load_tokens says of the text
+    text: dict  # what loading.load_tokens says of the text
     choices: dict
     seed: int
 
@@ -339,7 +339,7 @@ def with_map(a: Analysis, v: dict) -> dict:
     """A virtual head with its pattern on the first tokens of the first sequence."""
     product = a.run.patterns[1, v["h2"], 0] @ a.run.patterns[0, v["h1"], 0]
     return v | {"map": product[:N_MAP, :N_MAP].tolist(), "map_tokens": [
-        token_text(a.run.model, i) for i in a.run.tokens[0, :N_MAP].tolist()]}
+        loading.token_text(a.run.model, i) for i in a.run.tokens[0, :N_MAP].tolist()]}
 
 
 def compute_virtual_heads(a: Analysis, results: dict) -> dict:
@@ -533,15 +533,15 @@ class Setup:
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
-        self.model, self.source = common.load_model(
-            args.model, args.device, common.DTYPES[args.dtype], 2)
+        self.model, self.source = loading.load_model(
+            args.model, args.device, loading.DTYPES[args.dtype], 2)
         self.run_of: dict = {}  # {text setting: (run, text)} of the last one
 
     def freeze(self, **text_setting) -> tuple[common.FrozenRun, dict]:
         key = tuple(text_setting.values())
         if key not in self.run_of:
             n_tokens = N_TOKENS if self.args.tokens is None else self.args.tokens
-            tokens, text = common.load_tokens(
+            tokens, text = loading.load_tokens(
                 self.model, self.args.model, self.args.text, n_tokens,
                 default_len=CHOICES["seq_len"], **text_setting)
             self.run_of = {key: (common.freeze(self.model, tokens), text)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import common
-from results import report
+from results import loading, report
 from results.report import is_number
 
 ROUNDING = 4  # allowed error of a run beside a printed digit, in machine epsilons of its dtype
@@ -211,7 +211,7 @@ def _reasons(published: dict, meta: dict):
     model = published.get("model")
     # of a public name, only the hub's model is the article's, not a folder with that name
     same_model = meta.get("model") == model and (
-        meta.get("revision") is not None or model not in common.PUBLIC)
+        meta.get("revision") is not None or model not in loading.PUBLIC)
     same_text = meta.get("rows_sha256") == published.get("rows_sha256")
     on_text = tuple(published.get("on_text", ()))
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import common
 from figures import charts
+from results import loading
 
 PUBLISHED = common.HERE / "results" / "published"
 
@@ -89,7 +90,7 @@ def parser(description: str, model: str, n_tokens: int = 3072, seq_len: int = 25
     p.add_argument("--model", default=model, help="TransformerLens name of an attention-only "
                    f"model, mini (bundled), or a model folder (default {model})")
     p.add_argument("--device", default="cpu", help="cpu, cuda, ... (default cpu)")
-    p.add_argument("--dtype", default="float32", choices=sorted(common.DTYPES),
+    p.add_argument("--dtype", default="float32", choices=sorted(loading.DTYPES),
                    help="precision of everything computed on the model (default float32)")
     p.add_argument("--text", metavar="FILE", help="UTF-8 text to run on (default: the WikiText-2 "
                    "test split; the bundled sample for mini)")
@@ -129,7 +130,7 @@ def output_dirs(args: argparse.Namespace, published: str) -> tuple[pathlib.Path,
         return args.out, args.out / "figures"
     if args.model == published:
         return common.HERE / "results", common.HERE / "figures"
-    if args.model in common.BUNDLED:
+    if args.model in loading.BUNDLED:
         return common.HERE / "results" / "mini", common.HERE / "figures" / "mini"
     name = pathlib.Path(args.model).resolve().name
     if name in ("", "mini", PUBLISHED.name):
@@ -199,7 +200,7 @@ def run_meta(
     """What made a results file: model, text, settings and versions. No times."""
     packages = ("torch", "transformer_lens", "transformers", "tokenizers", "datasets", "numpy")
     versions = {p: importlib.metadata.version(p) for p in packages}
-    return {"script": script, **source, **text, "processing": common.PROCESSING,
+    return {"script": script, **source, **text, "processing": loading.PROCESSING,
             "dtype": args.dtype, "device": args.device, "seed": args.seed, "choices": choices,
             "versions": versions | {"python": platform.python_version()}}
 
@@ -230,7 +231,7 @@ def read_results(file: pathlib.Path, script: Script) -> dict:
             why = "it has no sections"
         elif meta["script"] != script.file:
             why = f"it belongs to {meta['script']}"
-        elif meta["dtype"] not in common.DTYPES:
+        elif meta["dtype"] not in loading.DTYPES:
             why = f"it has no dtype {meta['dtype']!r}"
         else:
             bad = not_finite(sections)

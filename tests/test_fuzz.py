@@ -22,7 +22,7 @@ import circuits_part4_toy
 import circuits_part5
 import circuits_part5_toy
 import common
-from results import compare, report, runner
+from results import compare, loading, report, runner
 
 SCRIPTS = [circuits_part4, circuits_part4_toy, circuits_part5, circuits_part5_toy]
 few = hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -38,7 +38,7 @@ def refuse(*args, **kwargs):
 def stops_at_loading(tmp_path_factory):
     """Nothing is loaded, computed or drawn; the only results are a broken file."""
     with pytest.MonkeyPatch.context() as m:
-        for room, name in ((common, "load_model"), (compare, "read_published"), (report, "draw")):
+        for room, name in ((loading, "load_model"), (compare, "read_published"), (report, "draw")):
             m.setattr(room, name, refuse)
         here = tmp_path_factory.mktemp("here")
         m.setattr(common, "HERE", here)

@@ -33,7 +33,7 @@ import circuits_part5
 import common
 import hub
 import tiny
-from results import report, runner
+from results import loading, report, runner
 
 SCRIPT = "circuits_part5.py"
 CLOSED_PORT = "http://127.0.0.1:9"  # nothing listens there: a machine without network
@@ -52,8 +52,8 @@ def warm(tmp_path_factory):
 
 def use_cache(monkeypatch, cache: pathlib.Path) -> None:
     """Point the libraries in this process at a cache, offline."""
-    common._wikitext_rows.cache_clear()
-    common.hub_answers.cache_clear()
+    loading._wikitext_rows.cache_clear()
+    loading.hub_answers.cache_clear()
     constants = huggingface_hub.constants
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -72,7 +72,7 @@ def hub_is_silent(monkeypatch, endpoint: str = CLOSED_PORT) -> None:
 
 def hub_answers(monkeypatch) -> None:
     """The hub seems to be there, until something is asked of it."""
-    monkeypatch.setattr(common, "hub_answers", lambda: True)
+    monkeypatch.setattr(loading, "hub_answers", lambda: True)
 
 
 ROUTES = {"offline": lambda monkeypatch: None, "silent": hub_is_silent, "online": hub_answers}
@@ -136,28 +136,28 @@ def same_parameters(a: HookedTransformer, b: HookedTransformer) -> bool:
 # ================================================================================ Public models
 
 
-@pytest.mark.parametrize("dtype", common.DTYPES)
+@pytest.mark.parametrize("dtype", loading.DTYPES)
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_route_gives_the_same_model(route, dtype, warm, monkeypatch):
     """With or without network: same parameters and logits as HookedTransformer.from_pretrained,
     and as TransformerLens' own processing of the same state dict."""
     use_cache(monkeypatch, warm)
     ROUTES[route](monkeypatch)
-    model, source = common.load_model("attn-only-2l", dtype=common.DTYPES[dtype], n_layers=2)
+    model, source = loading.load_model("attn-only-2l", dtype=loading.DTYPES[dtype], n_layers=2)
 
     weights = hub.snapshot(warm, hub.MODEL) / "model_final.pth"
     assert source == {"model": "attn-only-2l", "revision": hub.REVISION,
-                      "weights_sha256": common.sha256(weights)}
-    assert common.encode(model, "Hello, world!") == [11765, 14, 1499, 3]
+                      "weights_sha256": loading.sha256(weights)}
+    assert loading.encode(model, "Hello, world!") == [11765, 14, 1499, 3]
     state = {k: v.float() for k, v in tiny.state_dict(hub.SIZES).items()}
-    expected = tiny.model(state, hub.SIZES, common.DTYPES[dtype])
+    expected = tiny.model(state, hub.SIZES, loading.DTYPES[dtype])
     assert same_parameters(model, expected)
     tokens = tiny.tokens(d_vocab=hub.SIZES["d_vocab"])
     assert torch.equal(model(tokens), expected(tokens))
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files",
                         lambda self, repo_id: ["config.json", "model_final.pth"])
     oracle = HookedTransformer.from_pretrained("attn-only-2l", device="cpu",
-                                               dtype=common.DTYPES[dtype], **common.PROCESSING)
+                                               dtype=loading.DTYPES[dtype], **loading.PROCESSING)
     assert same_parameters(model, oracle)
 
 
@@ -400,7 +400,7 @@ def test_a_damaged_model_folder(damage, words, folder, text, refused):
 def test_the_eps_of_a_model_folder(eps, folder):
     if eps:
         config(eps=eps)(folder)
-    model, _ = common.load_model(str(folder))
+    model, _ = loading.load_model(str(folder))
     assert model.cfg.eps == model.blocks[1].ln1.cfg.eps == (eps or 1e-5)
     run = common.freeze(model, tiny.tokens(d_vocab=SIZES["d_vocab"]))
     expected = (common.cen(run.streams[2]).pow(2).mean(-1, keepdim=True) + (eps or 1e-5)).sqrt()
@@ -460,9 +460,9 @@ def test_a_network_that_swallows_everything(monkeypatch):
         use_cache(monkeypatch, pathlib.Path("nowhere"))
         hub_is_silent(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         start = time.monotonic()
-        common.hub_answers.cache_clear()
-        assert not common.hub_answers()
-        common.hub_answers.cache_clear()
+        loading.hub_answers.cache_clear()
+        assert not loading.hub_answers()
+        loading.hub_answers.cache_clear()
         assert time.monotonic() - start < 6
 
 
@@ -511,15 +511,15 @@ def test_warm_cache_without_network(warm, tmp_path):
     meta = json.loads(files["part5.json"])["meta"]
     assert meta["model"] == "attn-only-2l" and meta["revision"] == hub.REVISION
     assert meta["n_tokens"] == 240 and meta["seq_len"] == 24
-    assert meta["text_sha256"] == common.sha256("\n\n".join(hub.ROWS))
-    assert meta["rows_sha256"] == common.sha256("".join(hub.ROWS))
+    assert meta["text_sha256"] == loading.sha256("\n\n".join(hub.ROWS))
+    assert meta["rows_sha256"] == loading.sha256("".join(hub.ROWS))
 
 
 # ================================================================================ Model folders
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "pth without b_U"])
-@pytest.mark.parametrize("dtype", common.DTYPES)
+@pytest.mark.parametrize("dtype", loading.DTYPES)
 def test_a_model_folder(dtype, kind, folder):
     """float16 weights are processed in the dtype asked for, as TransformerLens does it."""
     weights = folder / "model.safetensors"
@@ -532,17 +532,17 @@ def test_a_model_folder(dtype, kind, folder):
         weights.unlink()
         weights = folder / "model_final.pth"
         torch.save(stored, weights)
-    model, source = common.load_model(str(folder), dtype=common.DTYPES[dtype], n_layers=2)
+    model, source = loading.load_model(str(folder), dtype=loading.DTYPES[dtype], n_layers=2)
     assert source == {"model": "my-model", "revision": None,
-                      "weights_sha256": common.sha256(weights)}
-    assert same_parameters(model, tiny.model(state, SIZES, common.DTYPES[dtype]))
+                      "weights_sha256": loading.sha256(weights)}
+    assert same_parameters(model, tiny.model(state, SIZES, loading.DTYPES[dtype]))
     assert not any(p.requires_grad for p in model.parameters()) and not model.training
 
 
 def test_any_number_of_layers(tmp_path):
     """Without n_layers nothing is asked of the depth."""
     sizes = SIZES | dict(n_layers=3)
-    model, _ = common.load_model(str(tiny.folder(tmp_path / "three", sizes)))
+    model, _ = loading.load_model(str(tiny.folder(tmp_path / "three", sizes)))
     assert model.cfg.n_layers == 3
 
 
@@ -677,21 +677,21 @@ def test_rows_are_consecutive_stretches_of_the_text(seq_len, bos_counted, traine
     model = reader(trained, n_ctx=33)
     longest = 33 if bos_counted else 32
     seq_len, n_tokens = seq_len or longest, 7 * (seq_len or longest)
-    rows, meta = common.load_tokens(model, "any", str(text), n_tokens, seq_len, bos_counted)
+    rows, meta = loading.load_tokens(model, "any", str(text), n_tokens, seq_len, bos_counted)
     assert rows.shape == (7, seq_len if bos_counted else seq_len + 1)
     assert (rows[:, 0] == 1).all() and not (rows[:, 1:] == 1).any()
     whole = trained(text.read_text(), add_special_tokens=False)["input_ids"]
     assert rows[:, 1:].flatten().tolist() == whole[: rows[:, 1:].numel()]
     assert meta == {"n_tokens": rows.numel(), "seq_len": rows.shape[1], "text": "text.txt",
-                    "text_sha256": common.sha256(text), "rows_sha256": None,
-                    "token_ids_sha256": common.sha256(" ".join(map(str, rows.flatten().tolist())))}
+                    "text_sha256": loading.sha256(text), "rows_sha256": None,
+                    "token_ids_sha256": loading.sha256(" ".join(map(str, rows.flatten().tolist())))}
 
 
 @pytest.mark.parametrize("bos_counted", [True, False])
 def test_default_length_fits_the_context(bos_counted, trained, text):
     """256, or what the model can take where that is less: with BOS it fills the context."""
     for n_ctx, longest in (33, 33), (300, 256 if bos_counted else 257):
-        rows, _ = common.load_tokens(reader(trained, n_ctx), "any", str(text), 600,
+        rows, _ = loading.load_tokens(reader(trained, n_ctx), "any", str(text), 600,
                                      bos_counted=bos_counted)
         assert rows.shape[1] == longest
 
@@ -713,14 +713,14 @@ def test_a_long_text_is_read_as_if_whole(n_tokens, content, trained, tmp_path, m
     though only a part is tokenised."""
     file = tmp_path / "long.txt"
     file.write_text(content, encoding="utf-8", newline="")
-    lengths, encode = [], common.encode
-    monkeypatch.setattr(common, "encode", lambda model, text: lengths.append(len(text))
+    lengths, encode = [], loading.encode
+    monkeypatch.setattr(loading, "encode", lambda model, text: lengths.append(len(text))
                         or encode(model, text))
-    rows, meta = common.load_tokens(reader(trained), "any", str(file), n_tokens)
+    rows, meta = loading.load_tokens(reader(trained), "any", str(file), n_tokens)
     whole = trained(content, add_special_tokens=False)["input_ids"]
     assert rows[:, 1:].flatten().tolist() == whole[: rows[:, 1:].numel()]
     assert max(lengths) < len(content)
-    assert meta["text_sha256"] == common.sha256(file)
+    assert meta["text_sha256"] == loading.sha256(file)
 
 
 def test_a_word_cut_by_the_end_of_what_is_read(trained, tmp_path):
@@ -731,7 +731,7 @@ def test_a_word_cut_by_the_end_of_what_is_read(trained, tmp_path):
     file = tmp_path / "long.txt"
     file.write_text(content)
     for n_rows in range(270, 320):
-        rows, _ = common.load_tokens(reader(trained), "any", str(file), 3 * n_rows, 3)
+        rows, _ = loading.load_tokens(reader(trained), "any", str(file), 3 * n_rows, 3)
         assert rows[:, 1:].flatten().tolist() == whole[: 2 * n_rows]
 
 
@@ -739,22 +739,22 @@ def test_line_ends_are_kept(trained, tmp_path):
     """A text from Windows has the hash of its file, and its own ids."""
     file = tmp_path / "windows.txt"
     file.write_bytes(b"The cat\r\nsat on\r\n" * 100)
-    rows, meta = common.load_tokens(reader(trained), "any", str(file), 64)
-    assert meta["text_sha256"] == common.sha256(file)
+    rows, meta = loading.load_tokens(reader(trained), "any", str(file), 64)
+    assert meta["text_sha256"] == loading.sha256(file)
     assert "\r\n" in trained.decode(rows[0])
 
 
 def test_a_byte_order_mark_is_no_text(trained, text, tmp_path):
     marked = tmp_path / "marked.txt"
     marked.write_bytes(b"\xef\xbb\xbf" + text.read_bytes())
-    (rows, meta), (wanted, _) = (common.load_tokens(reader(trained), "any", str(file), 64)
+    (rows, meta), (wanted, _) = (loading.load_tokens(reader(trained), "any", str(file), 64)
                                  for file in (marked, text))
-    assert torch.equal(rows, wanted) and meta["text_sha256"] == common.sha256(marked)
+    assert torch.equal(rows, wanted) and meta["text_sha256"] == loading.sha256(marked)
 
 
 def test_same_hashes_every_time(trained, text):
     """The hash of the text does not depend on how much of it is used; that of the ids does."""
-    load = lambda n: common.load_tokens(reader(trained), "any", str(text), n)[1]  # noqa: E731
+    load = lambda n: loading.load_tokens(reader(trained), "any", str(text), n)[1]  # noqa: E731
     assert load(128) == load(128)
     assert load(128)["text_sha256"] == load(192)["text_sha256"]
     assert load(128)["token_ids_sha256"] != load(192)["token_ids_sha256"]
@@ -763,7 +763,7 @@ def test_same_hashes_every_time(trained, text):
 @pytest.mark.parametrize("name", ["attn-only-2l", "mini", "mini-2l", "some/folder"])
 def test_text_of_the_user_is_taken_for_any_model(name, trained, text):
     """--text wins over WikiText and over the sample of the bundled models."""
-    rows, meta = common.load_tokens(reader(trained), name, str(text), 64)
+    rows, meta = loading.load_tokens(reader(trained), name, str(text), 64)
     assert meta["text"] == text.name
     assert trained.decode(rows[0, 1:]).startswith(PATTERN_TEXT[:20])
 
@@ -771,9 +771,9 @@ def test_text_of_the_user_is_taken_for_any_model(name, trained, text):
 def test_sample_for_the_bundled_models_only(trained, warm, monkeypatch):
     """A model folder of the user's, whatever its name, is read on WikiText."""
     use_cache(monkeypatch, warm)
-    used = {name: common.load_tokens(reader(trained), name, n_tokens=64)[1]["text"]
+    used = {name: loading.load_tokens(reader(trained), name, n_tokens=64)[1]["text"]
             for name in ("mini", "mini-1l", "mini-2l", "miniature", "attn-only-2l")}
-    sample, wikitext = "sample.txt", "/".join(common.WIKITEXT)
+    sample, wikitext = "sample.txt", "/".join(loading.WIKITEXT)
     assert list(used.values()) == [sample, sample, sample, wikitext, wikitext]
 
 
@@ -783,7 +783,7 @@ def test_sample_for_the_bundled_models_only(trained, warm, monkeypatch):
 def test_another_wikitext_warns_and_goes_on(warm, monkeypatch, capsys):
     """The hub has changed the data set under its name."""
     use_cache(monkeypatch, warm)
-    assert common.wikitext()[0] == "\n\n".join(hub.ROWS)
+    assert loading.wikitext()[0] == "\n\n".join(hub.ROWS)
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: ") and captured.err.count("\n") == 1
     assert captured.out == ""
@@ -792,10 +792,10 @@ def test_another_wikitext_warns_and_goes_on(warm, monkeypatch, capsys):
 def test_the_known_wikitext_is_taken_silently(warm, monkeypatch, capsys):
     """Rows are joined as asked, blank ones kept or not."""
     use_cache(monkeypatch, warm)
-    monkeypatch.setattr(common, "WIKITEXT_ROWS", len(hub.ROWS))
-    monkeypatch.setattr(common, "WIKITEXT_SHA256", common.sha256("".join(hub.ROWS)))
-    assert common.wikitext("|")[0] == "|".join(hub.ROWS)
-    assert common.wikitext("", keep_blank=False)[0] == "".join(r for r in hub.ROWS if r.strip())
+    monkeypatch.setattr(loading, "WIKITEXT_ROWS", len(hub.ROWS))
+    monkeypatch.setattr(loading, "WIKITEXT_SHA256", loading.sha256("".join(hub.ROWS)))
+    assert loading.wikitext("|")[0] == "|".join(hub.ROWS)
+    assert loading.wikitext("", keep_blank=False)[0] == "".join(r for r in hub.ROWS if r.strip())
     assert capsys.readouterr().err == ""
 
 
@@ -812,11 +812,11 @@ def test_a_hub_that_answers_is_not_called_silent(monkeypatch):
     def fails(*_, **__):
         raise OSError("no space left")
 
-    monkeypatch.setattr(common, "hub_answers", lambda: True)
+    monkeypatch.setattr(loading, "hub_answers", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", fails)
-    common._wikitext_rows.cache_clear()
+    loading._wikitext_rows.cache_clear()
     with pytest.raises(common.UserError, match="the download failed .no space left."):
-        common.wikitext()
+        loading.wikitext()
 
 
 # ======================================================================================= Results

@@ -16,6 +16,7 @@ from mini import train
 import circuits_part4
 import circuits_part5
 import common
+from results import loading
 
 SCRIPTS = {"part4": circuits_part4, "part5": circuits_part5}
 COMMITTED = common.HERE / "results" / "mini"
@@ -182,7 +183,7 @@ def test_what_the_one_layer_model_is_there_for(mini):
 
 @pytest.mark.parametrize("folder", ["mini-1l", "mini-2l"])
 def test_the_bundle_is_small_and_says_what_made_it(folder):
-    path = common.MINI / folder
+    path = loading.MINI / folder
     assert sum(f.stat().st_size for f in path.iterdir()) < 8e6
     log = (path / "training_log.txt").read_text(encoding="utf-8")
     for word in ("tokens seen", "seed", "torch", "held-out", "CORPUS", "HELD OUT", "sinusoids"):
@@ -194,17 +195,17 @@ def test_a_trained_model_can_be_evaluated(monkeypatch, n_layers):
     """The last step of hours of training, on ids drawn at random; its loss is the model's own."""
     monkeypatch.setattr(train, "BATCH", 1)
     held_out, folder = np.random.default_rng(0).integers(3, 999, 9000), f"mini-{n_layers}l"
-    found = train.evaluate(common.MINI / folder, n_layers, held_out)
-    model, rng = common.load_model("mini", n_layers=n_layers)[0], np.random.default_rng(2)
+    found = train.evaluate(loading.MINI / folder, n_layers, held_out)
+    model, rng = loading.load_model("mini", n_layers=n_layers)[0], np.random.default_rng(2)
     rows = torch.cat([train.batch(held_out, rng, 0.0) for _ in range(32)])
     loss = model(rows, return_type="loss").item()
     assert found[0] == f"loss on 8,192 held-out tokens: {loss:.3f} nats" and len(found) > 2
 
 
 def test_the_sample_text_is_long_enough():
-    model, _ = common.load_model("mini", n_layers=2)
-    text = pathlib.Path(common.MINI / "sample.txt").read_text(encoding="utf-8")
-    assert len(common.encode(model, text)) >= 3500
+    model, _ = loading.load_model("mini", n_layers=2)
+    text = pathlib.Path(loading.MINI / "sample.txt").read_text(encoding="utf-8")
+    assert len(loading.encode(model, text)) >= 3500
 
 
 def test_the_readme_shows_the_committed_logs_and_figures():

@@ -25,7 +25,7 @@ import circuits_part4 as part4
 import common
 import naive4
 import tiny
-from results import report
+from results import loading, report
 
 TOLERANCE = dict(rtol=1e-10, atol=1e-12)  # float64; measured: 8e-13
 FLOAT32 = dict(rtol=5e-5, atol=5e-6)  # measured: 7e-6
@@ -907,7 +907,7 @@ def test_main_end_to_end_and_twice_the_same(folder, tmp_path):
         s["keep"]["prompts"][0])
     assert s["keep"]["sample"]["prompts"] and s["at_work"]["sample"]["word"]["pushes"]
     assert (meta["n_tokens"], meta["seq_len"]) == (67, 67)
-    assert meta["processing"] == common.PROCESSING and meta["choices"] == part4.CHOICES
+    assert meta["processing"] == loading.PROCESSING and meta["choices"] == part4.CHOICES
     assert meta["script"] == "circuits_part4.py"
 
 

@@ -10,10 +10,9 @@ import test_published
 
 import circuits_part4 as part4
 import circuits_part5 as part5
-import common
 import tiny
 from planted import plant
-from results import compare, report, sweep
+from results import compare, loading, report, sweep
 
 ROWS = ["a cab", "had", "", "a bad", "egg ", "", "and", " ", "a big dog", "did dig", " = x = "] * 15
 LENGTHS, IDS = [13, 10, 16, 64], [5, 3, 8]  # of the tiny model's context of 17; 64 is too long
@@ -26,7 +25,7 @@ def rows_of_text(monkeypatch):
     def wikitext(join="\n\n", keep_blank=True):
         return join.join(r for r in ROWS if keep_blank or r.strip()), "hash of the rows"
 
-    monkeypatch.setattr(common, "wikitext", wikitext)
+    monkeypatch.setattr(loading, "wikitext", wikitext)
 
 
 @pytest.fixture
@@ -117,8 +116,8 @@ def test_what_was_planted_is_found(run, publish, part, planted):
 @pytest.mark.parametrize("planted", [{"join": "\n"}, {"keep_blank": False},
                                      {"join": "\n", "keep_blank": False}], ids=str)
 def test_how_rows_are_joined_is_found(run, publish, rows_of_text, monkeypatch, planted):
-    load = common.load_tokens
-    monkeypatch.setattr(common, "load_tokens", lambda model, name, text, *args, **kwargs:
+    load = loading.load_tokens
+    monkeypatch.setattr(loading, "load_tokens", lambda model, name, text, *args, **kwargs:
                         load(model, name, None, *args, **kwargs))
     for name, values in {"seq_len": [13], "bos_counted": [True], "distinct_places": [False],
                          "bias_is_moved": [False], "median": ["lower"]}.items():

@@ -37,6 +37,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 import common  # noqa: E402
+from results import loading  # noqa: E402
 
 D_MODEL, N_HEADS, D_HEAD, N_CTX, D_VOCAB = 256, 8, 32, 256, 4096
 EOS, BOS, PAD = 0, 1, 2
@@ -332,7 +333,7 @@ def export(model: Model, n_layers: int, work: pathlib.Path, out: pathlib.Path) -
 
 def evaluate(folder: pathlib.Path, n_layers: int, held_out: np.ndarray) -> list[str]:
     """The figures that the bundled models are there for, of the exported float16 weights."""
-    model, _ = common.load_model(str(folder), n_layers=n_layers)
+    model, _ = loading.load_model(str(folder), n_layers=n_layers)
     rng = np.random.default_rng(2)
     runs = (common.freeze(model, batch(held_out, rng)) for _ in range(32))
     found = [(common.unembed(r, {"model": r.final}).losses["model"].mean(), r.patterns[0])

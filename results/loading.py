@@ -1,0 +1,453 @@
+"""Loading of models and text."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from common import HERE, UserError, cause, notice
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
+BUNDLED = ("mini", "mini-1l", "mini-2l")
+SIZES = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")  # in config.json
+EPS = 1e-5  # of LayerNorm, where config.json does not say
+PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True,
+                  fold_value_biases=True, refactor_factored_attn_matrices=False)
+WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
+WIKITEXT_ROWS = 4358
+WIKITEXT_SHA256 = "bbf94c53a05abe9ee670d3b6343608095822c85e26de37c70b24fc571964574a"
+PUBLIC = {f"attn-only-{n}l": f"NeelNanda/Attn_Only_{n}L512W_C4_Code" for n in (1, 2)}
+HELLO_IDS = [11765, 14, 1499, 3]  # "Hello, world!" in the public models' tokenizer, without BOS
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def load_model(
+    name: str,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    n_layers: int | None = None,
+    processing: dict = PROCESSING,
+) -> tuple[HookedTransformer, dict]:
+    """Load an attention-only model, its weights folded and centred as `processing` says.
+
+    Args:
+        name: a TransformerLens name ("attn-only-2l"), "mini" (the bundled model of `n_layers`
+            layers), "mini-1l", "mini-2l", or a folder with config.json, model.safetensors or
+            model_final.pth, and tokenizer files.
+        device: "cpu", "cuda", ... Never selected automatically.
+        dtype: of everything that is computed. TransformerLens always folds in float32.
+        n_layers: the number of layers that the caller supports; None for any.
+        processing: the flags of HookedTransformer.from_pretrained, by name.
+
+    The files of a public model come from the Hugging Face cache, or are downloaded into it. They
+    are read here, because HookedTransformer.from_pretrained asks the hub for a list of files even
+    if every file is cached, and fails without network.
+
+    Returns:
+        the model, and its source: {model, revision, weights_sha256}.
+
+    Raises:
+        UserError: unknown name, not attention-only, positions not standard, another number of
+            layers, no such device, unreadable weights, or nothing cached and no network.
+    """
+    _prepare_torch(device)
+    name = f"mini-{n_layers or 2}l" if name == "mini" else name
+    folder = MINI / name if name in BUNDLED else pathlib.Path(name)
+    if folder.is_dir() and name not in PUBLIC:
+        files, source = _files_of_folder(folder, n_layers)
+    else:
+        files, source = _files_of_hub(name, n_layers)
+    model = _model_from_files(files, device, dtype, processing)
+    from_hub = source["revision"] is not None
+    if from_hub and source["model"] in PUBLIC and encode(model, "Hello, world!") != HELLO_IDS:
+        raise UserError(f"the tokenizer of {name} gives other ids than it used to for 'Hello, "
+                        "world!': install the versions that requirements.txt pins")
+    source |= {"weights_sha256": sha256(files.weights)}
+    return model.eval().requires_grad_(False), source
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files that a model is read from."""
+
+    config_file: pathlib.Path
+    config: dict
+    weights: pathlib.Path
+    tokenizer: pathlib.Path  # the folder
+
+
+def _files_of_folder(folder: pathlib.Path, n_layers: int | None) -> tuple[ModelFiles, dict]:
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        weights = folder / "model_final.pth"
+    config_file = folder / "config.json"
+    for file, what in ((config_file, "config.json"),
+                       (weights, "model.safetensors or model_final.pth")):
+        if not file.is_file():
+            raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
+                            "model.safetensors or model_final.pth, and tokenizer files")
+    config = _read_config(config_file, folder.name, n_layers)
+    source = {"model": folder.resolve().name, "revision": None}
+    return ModelFiles(config_file, config, weights, folder), source
+
+
+def _files_of_hub(name: str, n_layers: int | None) -> tuple[ModelFiles, dict]:
+    repo = _official_name(name)
+    config_file = _fetch(repo, "config.json")
+    config = _read_config(config_file, name, n_layers)
+    weights = _fetch(repo, "model_final.pth")
+    tokenizer = _fetch(str(config.get("tokenizer_name")), "tokenizer.json")
+    public = {official: short for short, official in PUBLIC.items()}
+    source = {"model": public.get(repo, name), "revision": config_file.parent.name}
+    return ModelFiles(config_file, config, weights, tokenizer.parent), source
+
+
+def _prepare_torch(device: str) -> None:
+    """Full float32 precision and repeatable kernels; UserError if there is no such device."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        torch.zeros(1, device=device).item()  # fails on "meta", which holds no numbers
+    except Exception as e:
+        raise UserError(f"no device {device!r} here ({cause(e)}): use --device cpu") from None
+    if device.startswith("cuda"):  # on a CPU this call would only import the compiler, for seconds
+        torch.use_deterministic_algorithms(True)
+
+
+def _transformer_lens():
+    """TransformerLens, imported on first use, because it takes seconds."""
+    version = importlib.metadata.version("transformer_lens")
+    if int(version.split(".")[0]) >= 4:
+        raise UserError(f"transformer_lens {version} has no HookedTransformer: "
+                        'pip install "transformer_lens<4"')
+    import transformer_lens
+
+    return transformer_lens
+
+
+def _official_name(name: str) -> str:
+    """The hub repository of a TransformerLens name."""
+    if name in PUBLIC:  # known without the seconds that importing TransformerLens takes
+        return PUBLIC[name]
+    _transformer_lens()
+    from transformer_lens.loading_from_pretrained import get_official_model_name
+
+    try:
+        return get_official_model_name(name)
+    except ValueError:
+        raise UserError(f"no model {name!r}: it is neither a TransformerLens name (attn-only-1l, "
+                        "attn-only-2l, ...) nor mini, mini-1l, mini-2l, nor a folder") from None
+
+
+@functools.cache
+def hub_answers() -> bool:
+    """Whether the Hugging Face hub answers within 4 s; asked once, when a file is not cached."""
+    import huggingface_hub
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.HfApi().dataset_info(WIKITEXT[0], timeout=4)
+        return True
+    except Exception:
+        return False
+
+
+def _fetch(repo: str, file: str) -> pathlib.Path:
+    """A file of a hub repository: from the cache, else downloaded."""
+    from huggingface_hub import constants, hf_hub_download
+
+    try:
+        return pathlib.Path(hf_hub_download(repo, file, local_files_only=True))
+    except Exception as e:
+        error = e
+    if hub_answers():
+        try:
+            return pathlib.Path(hf_hub_download(repo, file))
+        except Exception as e:
+            error = e
+    raise UserError(f"{file} of {repo} is not in the Hugging Face cache {constants.HF_HUB_CACHE} "
+                    f"and {_no_download(error)}: connect once, or run python "
+                    f"{pathlib.Path(sys.argv[0]).name} --model mini")
+
+
+def _no_download(e: Exception) -> str:
+    """Why there was no download."""
+    if hub_answers():
+        return f"the download failed ({cause(e)})"
+    return "the hub does not answer, or HF_HUB_OFFLINE is set"
+
+
+def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
+    """config.json; UserError unless the kernels are exact for this kind of model."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        problem = _unsupported(config, n_layers)
+    except (ValueError, AttributeError, OSError, RecursionError) as e:
+        raise UserError(f"cannot read {file} ({cause(e)}): a model folder holds config.json, "
+                        "model.safetensors or model_final.pth, and tokenizer files") from None
+    if problem:
+        raise UserError(f"{name} {problem}: use attn-only-{n_layers or 2}l or mini")
+    for size in SIZES:
+        if type(config.get(size)) is not int or config[size] < 1:
+            raise UserError(f"{file} has {config.get(size)!r:.40} for {size}, not a whole number "
+                            "above 0: fetch it again")
+    return config
+
+
+def _unsupported(config: dict, n_layers: int | None) -> str | None:
+    """What the kernels do not support about a model."""
+    normalization = config.get("normalization", config.get("normalization_type"))
+    positions = config.get("positional_embedding_type",
+                           "shortformer" if config.get("shortformer_pos") else "standard")
+    if not config.get("attn_only"):
+        return "is not attention-only"
+    if positions != "standard":
+        return (f"has {positions!s:.40} position embeddings, not standard ones that are added to "
+                "the stream once")
+    if normalization not in ("LN", "LNPre"):
+        return f"has {normalization!s:.40} for normalization, not LayerNorm"
+    if n_layers and config.get("n_layers") != n_layers:
+        return (f"has {config.get('n_layers')!s:.40} layer(s), this script supports models of "
+                f"{n_layers}")
+    return None
+
+
+def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTransformer:
+    """A model from config.json and weights as the public attention-only models store them."""
+    state = _read_weights(files.weights)
+    tl = _transformer_lens()
+    from transformers import AutoTokenizer
+
+    eps = files.config.get("eps", EPS)
+    try:
+        cfg = tl.HookedTransformerConfig(  # without an MLP any act_fn will do
+            **{k: files.config[k] for k in SIZES}, eps=eps, attn_only=True, act_fn="relu",
+            normalization_type="LN", device=device, dtype=dtype, init_weights=False)
+        with torch.device("meta"):  # takes no memory, so that sizes out of proportion do no harm
+            empty = tl.HookedTransformer(cfg, move_to_device=False)
+        state = _fitting(empty.state_dict(), state, cfg.n_layers, files.weights)
+        tokenizer = AutoTokenizer.from_pretrained(str(files.tokenizer), trust_remote_code=False)
+        with contextlib.redirect_stdout(sys.stderr):
+            model = tl.HookedTransformer(cfg, tokenizer, move_to_device=False)
+    except UserError:
+        raise
+    except Exception as e:
+        raise UserError(f"{files.config_file} or the tokenizer in {files.tokenizer} is not usable "
+                        f"({cause(e)!r}): fetch them again") from None
+    n_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    if n_ids > cfg.d_vocab:
+        raise UserError(f"{files.weights} does not fit the files beside it: the tokenizer has "
+                        f"{n_ids:,} tokens, the model {cfg.d_vocab:,}; fetch them again")
+    with contextlib.redirect_stdout(sys.stderr):
+        model.load_and_process_state_dict({k: v.to(dtype) for k, v in state.items()}, **processing)
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise UserError(f"{files.weights}: {name} is not finite in {dtype}: fetch it again")
+    return model.to(device, print_details=False)
+
+
+def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dict[str, Tensor]:
+    """The entries of a state dict that the model uses; UserError if they are not all there.
+
+    Not by load_state_dict: other entries are ignored here, since the public files have masks too,
+    and b_U may be absent.
+    """
+    wanted = {k: v.shape for k, v in empty.items() if not k.endswith(("mask", "IGNORE"))}
+    missing = [k for k in wanted if k not in state and not k.endswith("b_U")]
+    found = {k: state[k] for k in wanted if k in state}
+    misshapen = [k for k, v in found.items()
+                 if v.shape != wanted[k] or not v.is_floating_point()]
+    unexpected = [k for k in state if k.startswith(f"blocks.{n_layers}.")]
+    bad = missing + misshapen + unexpected
+    if bad:
+        raise UserError(f"{file} does not fit the files beside it: {bad[0]} is missing, "
+                        "unexpected or has the wrong shape or type; fetch them again")
+    return found
+
+
+def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            import safetensors.torch
+
+            return safetensors.torch.load_file(file)
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if all(isinstance(v, Tensor) for v in state.values()):
+            return state
+        problem = "it holds other things than tensors"
+    except Exception as e:
+        problem = cause(e)
+    raise UserError(f"{file} is not a readable state dict of weights ({problem}): delete it and "
+                    "fetch it again")
+
+
+def sha256(data: pathlib.Path | str) -> str:
+    """Hex digest of a file's bytes, or of a string in UTF-8."""
+    if isinstance(data, str):
+        return hashlib.sha256(data.encode("utf-8")).hexdigest()
+    with data.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def encode(model: HookedTransformer, text: str) -> list[int]:
+    """Token ids of a text, without BOS."""
+    try:
+        return model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as e:
+        raise UserError(f"the tokenizer fails on {text[:20]!r} ({cause(e)}): fetch "
+                        "its files again") from None
+
+
+def token_text(model: HookedTransformer, token: int) -> str:
+    """A token as text, its space included; one that is not valid UTF-8 by its vocabulary entry."""
+    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
+
+
+# ------------------------------------------------------------------ text
+
+
+def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
+    """The WikiText-2 test split, its rows joined, and the SHA-256 of its rows.
+
+    A notice warns if that hash is not WIKITEXT_SHA256, the known content of the split.
+    """
+    rows = _wikitext_rows()
+    rows_sha256 = sha256("".join(rows))
+    if len(rows) != WIKITEXT_ROWS or rows_sha256 != WIKITEXT_SHA256:
+        notice("warning: the WikiText-2 test split here is not the one this was made with; "
+               "the losses cannot be compared with the published ones")
+    return join.join(r for r in rows if keep_blank or r.strip()), rows_sha256
+
+
+@functools.cache
+def _wikitext_rows() -> list[str]:
+    """The rows of the WikiText-2 test split: from the cache, else downloaded."""
+    import datasets
+
+    path, name, split = WIKITEXT
+    offline = datasets.config.HF_HUB_OFFLINE
+    error: Exception | None = None
+    for from_cache in (True, False):
+        if not from_cache and not hub_answers():
+            break
+        datasets.config.HF_HUB_OFFLINE = from_cache  # the cache alone, whatever the network does
+        try:
+            return list(datasets.load_dataset(path, name, split=split)["text"])
+        except Exception as e:
+            error = e
+        finally:
+            datasets.config.HF_HUB_OFFLINE = offline
+    raise UserError(f"{path} {name} is not in the cache {datasets.config.HF_DATASETS_CACHE} and "
+                    f"{_no_download(error)}: connect once, or name a text with --text FILE")
+
+
+def load_tokens(
+    model: HookedTransformer,
+    name: str,
+    text_file: str | None = None,
+    n_tokens: int = 3072,
+    seq_len: int | None = None,
+    bos_counted: bool = True,
+    join: str = "\n\n",
+    keep_blank: bool = True,
+    default_len: int = 256,
+) -> tuple[Int[Tensor, "batch pos"], dict]:
+    """Rows of a text, each BOS and the next stretch of it: [n_tokens // seq_len, seq_len].
+
+    The text is `text_file`, or the bundled sample for the bundled models, or else the WikiText-2
+    test split. It is tokenised once, no further than needed, and BOS is added here, once.
+
+    Args:
+        name: the model's name as it was asked for.
+        n_tokens: tokens in all, BOS counted.
+        seq_len: tokens of a row; None for default_len, or the context if that is shorter.
+        bos_counted: False puts BOS before seq_len tokens of text instead of seq_len - 1.
+        join, keep_blank: how the rows of WikiText become one text.
+
+    Returns:
+        the ids, and {n_tokens, seq_len, text, text_sha256, rows_sha256 (None for a file),
+        token_ids_sha256}.
+
+    Raises:
+        UserError: text too short, rows longer than the context, unreadable file.
+    """
+    n_bos = 1 if bos_counted else 0  # of the seq_len tokens
+    longest = model.cfg.n_ctx - (1 - n_bos)
+    seq_len = min(default_len, longest) if seq_len is None else seq_len
+    if seq_len > longest:
+        start_token = "" if bos_counted else " plus a start token"
+        raise UserError(f"--seq-len {seq_len}{start_token} is longer than the context of {name}, "
+                        f"{model.cfg.n_ctx} tokens: use --seq-len {longest} or less")
+    if seq_len < 3 or n_tokens < seq_len:
+        raise UserError(f"--tokens {n_tokens} in sequences of {seq_len} makes none: a sequence has "
+                        "3 tokens or more (--seq-len), and --tokens has room for at least one")
+    n_rows, per_row = n_tokens // seq_len, seq_len - n_bos
+    if n_rows * seq_len != n_tokens:
+        notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
+    if text_file is None and name in BUNDLED:
+        text_file = str(MINI / "sample.txt")
+    ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
+    text_name = text_file or "WikiText-2"
+    if len(ids) < n_rows * per_row:
+        enough = len(ids) // per_row * seq_len
+        fewer = f"use --tokens {enough} or a longer text" if enough else "use a longer text"
+        raise UserError(f"{text_name} has {len(ids):,} tokens, {n_rows:,} sequences need "
+                        f"{n_rows * per_row:,}: {fewer}")
+    bos = model.tokenizer.bos_token_id
+    if bos is None:
+        raise UserError(f"the tokenizer of {name} has no start token: add bos_token to its files")
+    if bos in ids:
+        raise UserError(f"{text_name} contains the start token of {name} as text: use another text")
+    rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]
+    flat = " ".join(str(i) for row in rows for i in row)
+    meta = {"n_tokens": n_rows * len(rows[0]), "seq_len": len(rows[0]),
+            "text": pathlib.Path(text_file).name if text_file else "/".join(WIKITEXT),
+            "token_ids_sha256": sha256(flat), **hashes}
+    return torch.tensor(rows, device=model.cfg.device), meta
+
+
+def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], dict]:
+    """The first n_needed ids of the text, fewer if it is shorter, and the text's hashes.
+
+    A tokenizer decides word by word, so the start of a text has the ids of the whole text except
+    for its last word."""
+    text, rows_sha256 = wikitext(join, keep_blank) if text_file is None else (None, None)
+    n_chars = 16 * n_needed + 4096
+    while True:
+        start = _read_start(text_file, n_chars) if text is None else text[:n_chars]
+        ids = encode(model, start)
+        if len(start) < n_chars or len(ids) >= n_needed + 64:
+            whole = sha256(pathlib.Path(text_file) if text is None else text)
+            return ids[:n_needed], {"text_sha256": whole, "rows_sha256": rows_sha256}
+        n_chars *= 4
+
+
+def _read_start(file: str, n_chars: int) -> str:
+    """The first n_chars of --text, its line ends as they are."""
+    try:
+        if os.path.exists(file) and not os.path.isfile(file):
+            raise UserError(f"--text {file} is not a regular file: save it as one")
+        with open(file, encoding="utf-8-sig", newline="") as f:
+            return f.read(n_chars)
+    except OSError as e:
+        raise UserError(f"cannot read --text {file}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read --text {file}: it is not UTF-8") from None
