@@ -58,7 +58,7 @@ def finished(figure, title: str, results: dict | None = None):
         title = f"{ascii(results['meta']['model'])[1:-1][:40]}: {title}"
     figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())))
     figure.get_layout_engine().execute(figure)
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # "none" would keep a stand-in, for which savefig draws twice
     return figure
 
 
@@ -139,14 +139,26 @@ def write_cells(ax, mesh, cells: list[list], form: str) -> None:
 
 
 def name_cells(ax, rows: list[str], columns: list[str]) -> None:
-    """Name the rows and columns of a map; long names of columns are turned."""
-    ax.set_xticks(range(len(columns)), columns)
-    ax.set_yticks(range(len(rows)), rows)
+    """Name the rows left of the first map and the columns below the last; long names are turned."""
+    place = ax.get_subplotspec()
+    below = columns if place.is_last_row() else []
+    beside = rows if place.is_first_col() else []
+    ax.set_xticks(range(len(below)), below)
+    ax.set_yticks(range(len(beside)), beside)
+    ax.tick_params(length=0)
     if max(map(len, columns)) > 4:
         ax.tick_params(axis="x", rotation=90)
-    ax.tick_params(length=0)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.invert_yaxis()
     ax.spines[:].set_visible(False)
+
+
+def name_axes(ax, title: str, across: str, down: str) -> None:
+    """The title of a map, and what its rows and columns are where these have names."""
+    ax.set_title(title)
+    if ax.get_subplotspec().is_last_row():
+        ax.set_xlabel(across)
+    if ax.get_subplotspec().is_first_col():
+        ax.set_ylabel(down)
 
 
 def bars(ax, groups: list[str], series: dict[str, list], form: str | tuple | None = "{:z.2f}",

@@ -43,7 +43,7 @@ def plot_virtual_removed(r: dict, results: dict):
     figure, (left, right) = charts.map_figure(cost, 1, 2, width_ratios=(1.5, 1))
     charts.heat_maps([left], [cost], head_names(1, cost), head_names(0, cost[0]),
                      "rise of the loss (nats per token)", 3, diverging=True)
-    left.set(title="One virtual head removed from the model", xlabel=FROM, ylabel=TO)
+    charts.name_axes(left, "One virtual head removed from the model", FROM, TO)
     _plot_virtual_added(right, r)
     return charts.finished(figure, "what the virtual heads are worth, one by one and together",
                            results)
@@ -61,7 +61,7 @@ def _plot_virtual_added(ax, r: dict) -> None:
 
 def plot_composition(r: dict, results: dict):
     """The corrected composition scores minus the random baseline."""
-    figure, axes = charts.map_figure(r["Q"]["scores"], 1, 3, sharey=True)
+    figure, axes = charts.map_figure(r["Q"]["scores"], 1, 3)
     _composition_maps(axes, r, "")
     return charts.finished(figure, "composition scores minus the random baseline (framed: by more "
                            f"than {r['baseline']['margin']})", results)
@@ -70,7 +70,7 @@ def plot_composition(r: dict, results: dict):
 def plot_first_published(r: dict, results: dict):
     """The corrected composition scores above those of the form that was published first."""
     first = r["first_published"]
-    figure, axes = charts.map_figure(r["Q"]["scores"], 2, 3, sharex=True, sharey=True)
+    figure, axes = charts.map_figure(r["Q"]["scores"], 2, 3)
     _composition_maps(axes[0], r, ", corrected")
     _composition_maps(axes[1], first, ", as first published")
     return charts.finished(
@@ -87,8 +87,7 @@ def _composition_maps(axes, s: dict, form: str) -> None:
     charts.heat_maps(axes, maps, head_names(1, scores[0]), head_names(0, scores[0][0]),
                      f"score \N{MINUS SIGN} its baseline, {baseline:.4f}", 3, diverging=True)
     for ax, kind, values in zip(axes, "QKV", maps):
-        ax.set(title=f"{kind}-composition{form}", xlabel=FROM, ylabel=TO)
-        ax.label_outer()
+        charts.name_axes(ax, f"{kind}-composition{form}", FROM, TO)
         _frame(ax, values, s["baseline"]["margin"])
 
 
@@ -134,11 +133,11 @@ def plot_virtual_heads(r: dict, results: dict):
               "looks two back most": r["most_two_back"]}
     tokens = [charts.label(t) for t in r["most_important"]["map_tokens"]]
     past = [_past(v["map"]) for v in chosen.values()]
-    figure, axes = charts.map_figure(past[0], 1, 2, charts.PLAIN_CELL, sharey=True)
+    figure, axes = charts.map_figure(past[0], 1, 2, charts.PLAIN_CELL)
     charts.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
     for ax, (reason, v) in zip(axes, chosen.items()):
-        ax.set(title=f"1.{v['h2']} o 0.{v['h1']}: {reason}", xlabel="token read (key)")
-    axes[0].set_ylabel("token that reads (query)")
+        charts.name_axes(ax, f"1.{v['h2']} o 0.{v['h1']}: {reason}", "token read (key)",
+                         "token that reads (query)")
     return charts.finished(figure, "two virtual heads, their pattern A^h2 A^h1 on the first "
                            f"{len(tokens)} tokens", results)
 
@@ -189,14 +188,13 @@ def plot_path_expansion(r: dict, results: dict):
 
 def plot_previous_tokens(r: dict, results: dict):
     """The patterns of two heads that look one token back, and of the virtual head of both."""
-    figure, axes = charts.map_figure(r["product"], 1, 3, sharey=True)
+    figure, axes = charts.map_figure(r["product"], 1, 3)
     tokens = [f"{i}" for i in range(1, len(r["product"]) + 1)]
     charts.heat_maps(axes, [r["pattern"], r["pattern"], r["product"]], tokens, tokens,
                      "weight (share of a row)", 0)
     for ax, title in zip(axes, ("layer 1: one back", "layer 2: one back",
                                 "their product: two back")):
-        ax.set(title=title, xlabel="token read")
-    axes[0].set_ylabel("token that reads")
+        charts.name_axes(ax, title, "token read", "token that reads")
     return charts.finished(figure, "The toy model: two previous-token patterns make a virtual head "
                            "that looks two back")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.metadata
 import json
 import math
@@ -255,6 +256,7 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
         the files written. Figures that these results have no data for are removed.
     """
     wrote, stem = [], ""
+    gc.freeze()  # or each collection would go through all that PyTorch has loaded, 15 % of the time
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with charts.style():
@@ -270,7 +272,7 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
 
 
 def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.Path]:
-    """One figure as PNG and SVG; without the creation date, so that it is the same every time."""
+    """Save one figure as PNG and SVG, without the date, so that the files are always the same."""
     figure = plot(section, results)
     files = {path.with_suffix(".png"): "Software", path.with_suffix(".svg"): "Date"}
     for file, varying in files.items():
