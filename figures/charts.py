@@ -128,14 +128,18 @@ def heat_maps(axes, maps, rows: list[str], columns: list[str], bar: str, digits:
 
 
 def write_cells(ax, mesh, cells: list[list], form: str) -> None:
-    """Write the number of every cell into it; the layout need not measure them."""
+    """Write the number of every cell into it.
+
+    These texts belong to the figure, so that none has a clip path and the layout measures none:
+    they are most of what is drawn.
+    """
     colours = mesh.cmap(mesh.norm(mesh.get_array()))
     for i, row in enumerate(cells):
         for j, value in enumerate(row):
             if value is None or not math.isnan(value):
                 colour = "black" if value is None else ink(colours[i, j])
-                ax.text(j, i, written(value, form), ha="center", va="center", fontsize=7,
-                        color=colour, in_layout=False)
+                ax.figure.text(j, i, written(value, form), ha="center", va="center", fontsize=7,
+                               color=colour, in_layout=False, transform=ax.transData)
 
 
 def name_cells(ax, rows: list[str], columns: list[str]) -> None:

@@ -49,8 +49,8 @@ def _same_word(token: str, other: str) -> bool:
 
 def _how_to_read(missing: list[str]) -> str:
     text = ("A row reads [source] … [destination] → [out]; the largest entry of each list is "
-            "first. Shaded: the source's own word.\nA list ranks the entries of one head; it does not "
-            "predict the next token.")
+            "first. Shaded: the source's own word.\nA list ranks the entries of one head; it does "
+            "not predict the next token.")
     if missing:
         text += f"\nSkipped, not in this model: {', '.join(map(charts.label, missing))}."
     return text
@@ -117,7 +117,7 @@ def _draw_arrows(ax, word: dict, places: list[float]) -> None:
     start = places[-2] + len(charts.label(word["tokens"][-1])) * charts.CHARACTER / 2 + 0.1
     ax.annotate("", (start + ARROW - 0.05, 0), (start + 0.05, 0),
                 arrowprops={"arrowstyle": "-|>", "color": "black"})
-    ax.text(start + ARROW / 2, 0.12, f"{word['pushes'][head]:+.2f} logits\nof this, "
+    ax.text(start + ARROW / 2, 0.12, f"{word['pushes'][head]:+.2f} logits;\nof this, "
             f"{word['pushes_through_source'][head]:+.2f} through\n{source}", ha="center",
             va="bottom", fontsize=9)
 

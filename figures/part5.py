@@ -40,7 +40,7 @@ def _spread(r: dict) -> str:
 def plot_virtual_removed(r: dict, results: dict):
     """The rise of the loss without each virtual head, and the fall that all of them give."""
     cost = r["virtual_removed"]
-    figure, (left, right) = charts.map_figure(cost, 1, 2, width_ratios=(1.5, 1))
+    figure, (left, right) = charts.map_figure(cost, 1, 2, width_ratios=(1.4, 1))
     charts.heat_maps([left], [cost], head_names(1, cost), head_names(0, cost[0]),
                      "rise of the loss (nats per token)", 3, diverging=True)
     charts.name_axes(left, "One virtual head removed from the model", FROM, TO)
@@ -55,7 +55,7 @@ def _plot_virtual_added(ax, r: dict) -> None:
     error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
     charts.bars(ax, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
                 errors={"": error})
-    ax.set(title="Added to direct path and single heads", xlabel="what the layer-0 heads read",
+    ax.set(title="Added to direct path\nand single heads", xlabel="what the layer-0 heads read",
            ylabel=f"fall of the loss (nats per token){_spread(r)}")
 
 

@@ -274,11 +274,14 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
 def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.Path]:
     """Save one figure as PNG and SVG, without the date, so that the files are always the same."""
     figure = plot(section, results)
-    files = {path.with_suffix(".png"): "Software", path.with_suffix(".svg"): "Date"}
-    for file, varying in files.items():
-        if figure is None:
+    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    if figure is None:
+        for file in files:
             file.unlink(missing_ok=True)
-            continue
-        with whole(file) as part:
-            figure.savefig(part, format=file.suffix[1:], metadata={varying: None})
-    return list(files) if figure is not None else []
+        return []
+    with whole(files[0]) as part:
+        figure.savefig(part, format="png", metadata={"Software": None},
+                       pil_kwargs={"compress_level": 3})
+    with whole(files[1]) as part:
+        figure.savefig(part, format="svg", metadata={"Date": None})
+    return files
