@@ -178,8 +178,10 @@ def bars(ax, groups: list[str], series: dict[str, list], form: str | tuple | Non
     few = len(groups) * len(series) <= MOST_LABELS
     for i, (name, values) in enumerate(series.items()):
         x = [g + (i + 0.5) * width - 0.4 for g in range(len(values))]
+        error = (errors or {}).get(name)
         drawn = ax.bar(x, [v or 0 for v in values], 0.94 * width, label=name, color=COLOURS[i],
-                       yerr=(errors or {}).get(name), error_kw={"elinewidth": 1, "capsize": 3})
+                       yerr=error and [e or 0 for e in error],
+                       error_kw={"elinewidth": 1, "capsize": 3})
         numbered = few and forms[i]
         texts = [written(v, forms[i]) if numbered or v is None else "" for v in values]
         if any(texts):
