@@ -45,8 +45,8 @@ def map_figure(table: list[list], rows: int = 1, columns: int = 1, cell=CELL, **
     """A figure with room for rows x columns maps of this table; cells have a fixed size."""
     width = max(cell[0] * len(table[0]), 2.6)
     height = max(cell[1] * len(table), 1.8)
-    return new_figure(1.9 + columns * (width + 0.2), 1.3 + rows * (height + 0.4), rows, columns,
-                      **subplots)
+    return new_figure(max(1.9 + columns * (width + 0.2), 6.4), 1.3 + rows * (height + 0.4), rows,
+                      columns, **subplots)
 
 
 def finished(figure, title: str, results: dict | None = None):
@@ -179,16 +179,24 @@ def bars(ax, groups: list[str], series: dict[str, list], form: str | tuple | Non
     for i, (name, values) in enumerate(series.items()):
         x = [g + (i + 0.5) * width - 0.4 for g in range(len(values))]
         error = (errors or {}).get(name)
-        drawn = ax.bar(x, [v or 0 for v in values], 0.94 * width, label=name, color=COLOURS[i],
-                       yerr=error and [e or 0 for e in error],
-                       error_kw={"elinewidth": 1, "capsize": 3})
-        numbered = few and forms[i]
-        texts = [written(v, forms[i]) if numbered or v is None else "" for v in values]
-        if any(texts):
-            ax.bar_label(drawn, texts, padding=2, fontsize=8, in_layout=False)
+        drawn = ax.bar(x, without_gaps(values), 0.94 * width, label=name, color=COLOURS[i],
+                       yerr=error and without_gaps(error), error_kw={"capsize": 3})
+        label_bars(ax, drawn, values, forms[i] if few else None)
     name_groups(ax, groups)
     if len(series) > 1:
         ax.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
+
+
+def without_gaps(values: list) -> list[float]:
+    """The values with zero, which cannot be seen, in place of None."""
+    return [value or 0 for value in values]
+
+
+def label_bars(ax, drawn, values: list, form: str | None) -> None:
+    """Write the values at their bars; without a form only the dash of those that are missing."""
+    texts = [written(v, form) if form or v is None else "" for v in values]
+    if any(texts):
+        ax.bar_label(drawn, texts, padding=2, fontsize=8, in_layout=False)
 
 
 def name_groups(ax, groups: list[str]) -> None:

@@ -155,22 +155,35 @@ def plot_keep(r: dict, results: dict):
 
     Beside them, on the same scale, stands the article's example by hand.
     """
-    bugs = [b for b in (r, r["sample"]) if b and "skipped" not in b]
-    found = [(b, [p for p in b["prompts"] if "skipped" not in p]) for b in bugs]
-    bug, prompts = next((x for x in found if x[1]), (None, None))
+    bug, prompts = _measured(r)
     if not bug:
         return None
     source = charts.label(bug["source"])
-    one, two = map(charts.label, bug["pair"])
-    groups = [f"{charts.label(p['prompt'], 40)}\nreads {source} with weight {p['attention']:.2f}\n"
-              f"{two} / {one} = {charts.written(p['ratio'], '{:.2f}')}" for p in prompts]
     figure, (by_hand, ax) = charts.new_figure(12, 4.2, 1, 2, sharey=True, width_ratios=[2, 3])
     _plot_by_hand(by_hand)
-    charts.bars(ax, groups, {charts.label(w): [p["through"][w] for p in prompts]
-                             for w in bug["pair"]}, "{:+.2f}")
+    charts.bars(ax, [_what_is_read(bug, p) for p in prompts],
+                {charts.label(w): [p["through"][w] for p in prompts] for w in bug["pair"]},
+                "{:+.2f}")
     ax.set_title(f"measured: head 0.{bug['head']}, through {source}", loc="left")
     return charts.finished(figure, f"the bug of head 0.{bug['head']}: one ratio after {source}, "
                            "whatever the destination", results)
+
+
+def _measured(r: dict) -> tuple[dict | None, list[dict]]:
+    """The article's bug and its prompts, or those of the sample text if all were skipped."""
+    for bug in (r, r["sample"]):
+        if bug and "skipped" not in bug:
+            prompts = [p for p in bug["prompts"] if "skipped" not in p]
+            if prompts:
+                return bug, prompts
+    return None, []
+
+
+def _what_is_read(bug: dict, prompt: dict) -> str:
+    one, two = map(charts.label, bug["pair"])
+    return (f"{charts.label(prompt['prompt'], 40)}\n"
+            f"reads {charts.label(bug['source'])} with weight {prompt['attention']:.2f}\n"
+            f"{two} / {one} = {charts.written(prompt['ratio'], '{:.2f}')}")
 
 
 def _plot_by_hand(ax) -> None:
