@@ -256,7 +256,7 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
         the files written. Figures that these results have no data for are removed.
     """
     wrote, stem = [], ""
-    gc.freeze()  # or each collection would go through all that PyTorch has loaded, 15 % of the time
+    gc.freeze()  # a collection need not search all that PyTorch has loaded: 15 % of the time
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with charts.style():
@@ -268,6 +268,8 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         raise common.UserError(f"these results lack the section that {stem} draws "
                                f"({common.cause(e)}): run python {script.file} again") from None
+    finally:
+        gc.unfreeze()
     return wrote
 
 
