@@ -122,9 +122,9 @@ def test_the_table_holds_its_tokens():
     cells = {}
     for text in figure.axes[0].texts:
         cells.setdefault(text.get_position()[1], []).append(text)
-    assert [[t.get_text() for t in cells[i + 1]] for i in range(len(rows))] == [
+    assert [[t.get_text() for t in cells[i]] for i in range(len(rows))] == [
         [f"0.{t['head']}", *map(charts.label, [t["source"], *t["dest"], *t["out"]])] for t in rows]
-    shaded = [t.get_text() for t in cells[1] if t.get_bbox_patch()]
+    shaded = [t.get_text() for t in cells[0] if t.get_bbox_patch()]
     assert shaded == ["'Ralph'"]  # the source ' Ralph' is no entry of its own row
     assert "not in this model: ' Paris'" in figure.get_supxlabel()
 
@@ -141,7 +141,8 @@ def test_pushes(n_heads):
     assert [t for t in shown if t.startswith("'")] == [
         charts.label(t) for t in [*word["tokens"], "alph"]]
     assert f"head 0.{n_heads - 1} reads ' Ralph' with weight {word['attention']:.2f}" in shown
-    assert f"{word['pushes_through_source'][-1]:+.2f} logits" in shown
+    assert (f"{word['pushes'][-1]:+.2f} logits;\nof this, "
+            f"{word['pushes_through_source'][-1]:+.2f} through\n' Ralph'") in shown
 
 
 def test_pushes_on_a_word_of_the_sample_where_the_articles_was_skipped():
@@ -206,8 +207,9 @@ def test_the_dots_are_the_eigenvalues(n_heads):
     assert len(axes) == len(heads)
     for ax, (values, score) in zip(axes, heads):
         (dots,), top = ax.collections, max(math.hypot(*v) for v in values)
-        for (angle, radius), (real, imag), colour in zip(
+        for (x, y), (real, imag), colour in zip(
                 dots.get_offsets().tolist(), values, dots.get_facecolors().tolist()):
+            radius, angle = math.hypot(x, y), math.atan2(y, x)
             size = top * 10 ** (radius - pictures.DECADES)
             if radius:
                 assert size * math.cos(angle) == pytest.approx(real, rel=1e-9, abs=1e-9 * top)
@@ -303,8 +305,8 @@ def test_files_are_the_same_every_time(redrawn, tmp_path):
 
 
 def svg_words(folder) -> dict[str, list[str]]:
-    """What is written in every SVG: a comment beside its outlines."""
-    return {p.name: re.findall("<!-- (.*?) -->", p.read_text(encoding="utf-8"), re.DOTALL)
+    """The texts of every SVG."""
+    return {p.name: re.findall("<text[^>]*>(.*?)</text>", p.read_text(encoding="utf-8"), re.DOTALL)
             for p in folder.glob("part4*.svg")}
 
 
@@ -321,15 +323,15 @@ def test_the_committed_figures_are_of_these_scripts(redrawn):
     assert sum(p.stat().st_size for p in paths) < 2.1e6
 
 
-def test_a_label_cannot_break_a_figure():
-    assert charts.label(" mind") == "' mind'"
-    assert charts.label("a\nb") == r"'a\nb'" and charts.label("って") == r"'\u3063\u3066'"
-    assert charts.label("\xa0a") == r"'\xa0a'"  # the font has it, and nobody would see it
-    assert charts.label("=" * 18) == "'" + "=" * 18 + "'"
-    assert charts.label("=" * 19) == "'" + "=" * 17 + "…'"
-    assert charts.label("\0" * 19) == r"'\x00\x00\x00\x00…'"  # no half of an escape
-    assert charts.label("=" * 19, 19) == "'" + "=" * 19 + "'"
-    assert charts.drawable("モデル/a") == r"\u30e2\u30c7\u30eb/a"
+def test_a_dead_head_is_a_gap_with_a_dash():
+    """It has no eigenvalue but zero, and so no copy score."""
+    results = made(3)
+    results["sections"]["eigen"]["heads"][1] = {"copy_score": None, "eigenvalues": [[0.0, 0.0]] * 4}
+    ax, = plotted(results, "copy_scores").axes
+    assert x_labels(ax)[2] == "0.1" and heights(ax)[0][2] == 0
+    assert ax.texts[2].get_text() == plotted(results, "copying").axes[0].texts[1].get_text() == "-"
+    assert plotted(results, "eigenvalues").axes[1].get_title() == (
+        "head 0.1: copy score -\nlargest |λ| 0")
 
 
 def test_the_model_of_a_headline_is_short_and_drawable():
