@@ -109,8 +109,9 @@ def output_options(p: Parser, default: str) -> None:
     p.add_argument("--out", metavar="DIR", type=pathlib.Path,
                    help=f"folder for results; figures go to DIR/figures (default {default})")
     p.add_argument("--no-figures", action="store_true", help="write no figures")
-    p.add_argument("--figures-only", action="store_true",
-                   help="redraw the figures from the existing results file, without a model")
+    p.add_argument("--no-page", action="store_true", help="write no page (.html)")
+    p.add_argument("--figures-only", action="store_true", help="redraw the figures and write the "
+                   "page again from the existing results file, without a model")
     p.add_argument("--diff", nargs="*", metavar="FILE", help="compare the existing results file, "
                    "or FILE, with the published numbers; or two results files with each other")
     p.add_argument("--rtol", type=tolerance, default=1e-4, help="with --diff A B: tolerance, "
@@ -270,13 +271,17 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
 
 
 def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.Path]:
-    """One figure as PNG and SVG; without the creation date, so that it is the same every time."""
-    figure = plot(section, results)
-    files = {path.with_suffix(".png"): "Software", path.with_suffix(".svg"): "Date"}
-    for file, varying in files.items():
-        if figure is None:
+    """One figure as PNG and SVG; without the creation date, so that it is the same every time.
+
+    The SVG file holds the title as text, too: the page has it for who cannot see the figure.
+    """
+    figure, files = plot(section, results), [path.with_suffix(".png"), path.with_suffix(".svg")]
+    if figure is None:
+        for file in files:
             file.unlink(missing_ok=True)
-            continue
+        return []
+    metadata = {"Software": None}, {"Date": None, "Title": figure.get_suptitle()}
+    for file, of_file in zip(files, metadata):
         with whole(file) as part:
-            figure.savefig(part, format=file.suffix[1:], metadata={varying: None})
-    return list(files) if figure is not None else []
+            figure.savefig(part, format=file.suffix[1:], metadata=of_file)
+    return files
