@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import pathlib
 import re
 import xml.etree.ElementTree as ET
@@ -107,6 +109,7 @@ def render(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), autoescape=True,
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True)
+    templates.filters["by_sentence"] = by_sentence
     return templates.get_template(TEMPLATE).render(
         script=script, meta=results["meta"], article=published["source"].split(";")[0],
         settings=_settings(results["meta"]), caution=caution(published, results["meta"]),
@@ -122,6 +125,12 @@ def _part(script, name: str, logs: dict, numbers: list[Number], figures) -> Part
     others = [n for n in of_part if n.row.verdict == compare.NOT_COMPARED]
     compared = [n for n in of_part if n.row.verdict != compare.NOT_COMPARED]
     return Part(name, heading, "\n".join(lines), _pictures(script, name, figures), compared, others)
+
+
+def by_sentence(numbers: list[Number]) -> list[list[Number]]:
+    """The numbers that follow each other in one sentence of the article, together."""
+    groups = itertools.groupby(numbers, key=operator.attrgetter("row.section", "words"))
+    return [list(group) for _, group in groups]
 
 
 # ------------------------------------------------------------------ the top of the page
@@ -154,9 +163,14 @@ def _counts(rows: list[compare.Row]) -> list[tuple]:
 
 
 def _settings(meta: dict) -> list[tuple[str, str]]:
-    """What made the results, but for what stands at the top of the page, in the order of meta."""
+    """What made the results: every setting, hash and version."""
     leaves = report.leaves({k: v for k, v in sorted(meta.items()) if k != "log_lines"})
-    return [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in leaves]
+    return [(key, _shown(value)) for key, value in leaves]
+
+
+def _shown(value) -> str:
+    plain = isinstance(value, str) and value.isprintable() and value
+    return value if plain else json.dumps(value)
 
 
 # ------------------------------------------------------------------ pictures
