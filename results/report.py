@@ -111,8 +111,9 @@ def output_options(p: Parser, default: str) -> None:
     p.add_argument("--out", metavar="DIR", type=pathlib.Path,
                    help=f"folder for results; figures go to DIR/figures (default {default})")
     p.add_argument("--no-figures", action="store_true", help="write no figures")
-    p.add_argument("--figures-only", action="store_true",
-                   help="redraw the figures from the existing results file, without a model")
+    p.add_argument("--no-page", action="store_true", help="write no page (.html)")
+    p.add_argument("--figures-only", action="store_true", help="redraw the figures and write the "
+                   "page again from the existing results file, without a model")
     p.add_argument("--diff", nargs="*", metavar="FILE", help="compare the existing results file, "
                    "or FILE, with the published numbers; or two results files with each other")
     p.add_argument("--rtol", type=tolerance, default=1e-4, help="with --diff A B: tolerance, "
@@ -275,7 +276,10 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
 
 
 def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.Path]:
-    """Save one figure as PNG and SVG, without the date, so that the files are always the same."""
+    """Save one figure as PNG and SVG, without the date, so that the files are always the same.
+
+    The SVG also holds the title as text: the page shows it to readers who cannot see the picture.
+    """
     figure = plot(section, results)
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
     if figure is None:
@@ -286,5 +290,6 @@ def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.
         figure.savefig(part, format="png", metadata={"Software": None},
                        pil_kwargs={"compress_level": 3})
     with whole(files[1]) as part:
-        figure.savefig(part, format="svg", metadata={"Date": None})
+        title = figure.get_suptitle()
+        figure.savefig(part, format="svg", metadata={"Date": None, "Title": title})
     return files

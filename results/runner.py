@@ -11,7 +11,7 @@ import sys
 import torch
 
 import common
-from results import compare, report
+from results import compare, page, report
 
 
 def from_files(script: report.Script, args: argparse.Namespace) -> dict | None:
@@ -29,17 +29,22 @@ def from_files(script: report.Script, args: argparse.Namespace) -> dict | None:
     out, figures = report.output_dirs(args, script.model)
     results = report.read_results(out / f"{script.stem}.json", script)
     common.notice(f"wrote {len(report.draw(script, results, figures))} files to {figures}")
+    file = None if args.no_page else page.write(script, out, figures)
+    if file:
+        common.notice(f"wrote {file}")
     return results
 
 
 def run_analysis(script: report.Script, meta: dict, args: argparse.Namespace, analysis) -> dict:
     """Compute and print every section of a real model, compare, write and draw."""
     published, log = compare.read_published(script.stem), report.Log()
+    meta |= {"log_lines": {}}  # {section: how many}
     out, results = report.results_dir(args, script.model), {"meta": meta, "sections": {}}
     for section in script.sections:
-        found = section.compute(analysis, results)
+        found, before = section.compute(analysis, results), len(log.lines)
         results["sections"][section.name] = found
         section.print(found, results, log)
+        meta["log_lines"][section.name] = len(log.lines) - before
     return _finish(script, args, results, published, out, log)
 
 
@@ -55,26 +60,29 @@ def run_toy(script: report.Script, description: str, argv: list[str] | None) -> 
     published, log = compare.read_published(script.stem), report.Log()
     out = report.results_dir(args, script.model)
     versions = {"torch": torch.__version__, "python": platform.python_version()}
-    meta = {"script": script.file, "dtype": "float64", "versions": versions}
+    meta = {"script": script.file, "dtype": "float64", "versions": versions, "log_lines": {}}
     results = {"meta": meta, "sections": {}}
     for section in script.sections:
-        found = section.compute()
+        found, before = section.compute(), len(log.lines)
         results["sections"][section.name] = found
         section.print(found, log)
+        meta["log_lines"][section.name] = len(log.lines) - before
     return _finish(script, args, results, published, out, log)
 
 
 def _finish(script, args, results: dict, published: dict, out: pathlib.Path, log) -> dict:
-    """Compare a finished run with the published numbers, write its files and draw its figures."""
+    """Compare a finished run with the published numbers, write its files, figures and page."""
     report.check_finite(results)
     log("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
     compare.print_comparison(compare.with_published(published, results), log, every=False)
     files = report.write_results(out, script.stem, results, log)
-    wrote = ", ".join(str(file) for file in files)
+    figures, wrote = None, ""
     if script.figures and not args.no_figures:
         figures = report.output_dirs(args, script.model)[1]
-        wrote += f", and {len(report.draw(script, results, figures))} files to {figures}"
-    common.notice(f"wrote {wrote}")
+        wrote = f", and {len(report.draw(script, results, figures))} files to {figures}"
+    if not args.no_page:
+        files.append(page.write(script, out, figures))
+    common.notice(f"wrote {', '.join(map(str, files))}{wrote}")
     return results
 
 

@@ -85,13 +85,13 @@ def test_on_a_played_gpu(script, n_layers, more, tmp_path, monkeypatch):
     test_part4.TOKENIZER.save_pretrained(folder)
     (tmp_path / "text.txt").write_text(test_part4.text_of_all_words() * 3, encoding="utf-8")
     more = ["--model", str(folder), "--text", str(tmp_path / "text.txt"), *more]
-    read_weights, tensor = common._read_weights, torch.tensor
+    read_weights, tensor = loading._read_weights, torch.tensor
 
     def read(file):
         with _disable_current_modes():  # a memory map has no operations
             return read_weights(file)
 
-    monkeypatch.setattr(common, "_read_weights", read)
+    monkeypatch.setattr(loading, "_read_weights", read)
     monkeypatch.setattr(torch, "tensor", lambda *a, device=None, **k: tensor(*a, **k).to(device))
     cpu = run(script, tmp_path, "cpu", *more)
     with PlayedGPU():

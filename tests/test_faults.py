@@ -28,6 +28,9 @@ class Drawing:
     def __init__(self, results: dict):
         self.what = results["sections"]["a"]
 
+    def get_suptitle(self) -> str:
+        return self.what
+
     def savefig(self, file: pathlib.Path, **options) -> None:
         with file.open("wb") as f:
             f.write(self.what.encode() * 1000)

@@ -506,7 +506,7 @@ def test_warm_cache_without_network(warm, tmp_path):
     assert stderr.count("warning: the WikiText-2 test split here is not the one") == 1
     assert stderr.splitlines()[-1].startswith("wrote ")
     files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "out").iterdir()}
-    assert files.keys() == {"part5.json", "part5_stdout.txt"}
+    assert files.keys() == {"part5.html", "part5.json", "part5_stdout.txt"}
     assert files["part5_stdout.txt"] == stdout
     meta = json.loads(files["part5.json"])["meta"]
     assert meta["model"] == "attn-only-2l" and meta["revision"] == hub.REVISION

@@ -68,7 +68,7 @@ def test_files_are_what_was_printed_and_returned(mini, part):
     assert json.loads((out / f"{part}.json").read_text(encoding="utf-8")) == json.loads(
         json.dumps(results))
     assert sorted(p.name for p in out.iterdir()) == [
-        "figures", f"{part}.json", f"{part}_stdout.txt"]
+        "figures", f"{part}.html", f"{part}.json", f"{part}_stdout.txt"]
     drawn = sorted(p.name for p in (out / "figures").iterdir())
     assert drawn == sorted(f"{name}.{suffix}" for name, *_ in SCRIPTS[part].SCRIPT.figures
                            for suffix in ("png", "svg"))
