@@ -123,7 +123,7 @@ def plot_virtual_heads(r: dict, results: dict):
     figure, axes = charts.new_figure(12, 6.4, 1, 2, sharey=True)
     charts.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
     for ax, (what, v) in zip(axes, chosen.items()):
-        ax.set(title=f"1.{v['h2']} o 0.{v['h1']}: {what}", xlabel="token read (key)")
+        ax.set(title=f"{v['reader']} o {v['writer']}: {what}", xlabel="token read (key)")
     axes[0].set_ylabel("token that reads (query)")
     charts.headline(figure, results, "two virtual heads, their pattern A^h2 A^h1 on the first "
                     f"{len(tokens)} tokens")
