@@ -267,12 +267,15 @@ def growth(bench: Bench) -> None:
 
 
 def depth(bench: Bench) -> None:
+    tokens = bench.tokens()
+
+    def analysis_of(model):
+        return lambda i: analyse(model, tokens)
+
     for n_layers, limit in (3, 3.5), (4, 7):
-        deep, tokens = bench.model(n_layers), bench.tokens()
         print_ratio(bench, f"g. part 5's analysis, {n_layers} layers / 2 layers",
-                    lambda i, model=deep: analyse(model, tokens),
-                    lambda i: analyse(bench.two_layers, tokens), f"most {limit}",
-                    note=f"{tokens.numel():,} tokens")
+                    analysis_of(bench.model(n_layers)), analysis_of(bench.two_layers),
+                    f"most {limit}", note=f"{tokens.numel():,} tokens")
 
 
 # ------------------------------------------------------------------ weights

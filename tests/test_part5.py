@@ -646,6 +646,104 @@ def test_induction_score(asked, n_ids):
         close(found[name], wanted, tolerance=1e-12)
 
 
+# ------------------------------------------------------------------ a circuit of three layers
+
+N = 8  # tokens of the vocabulary, positions, and numbers of a head
+TWICE = [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def three_layer_circuit():
+    """0.0 writes the previous token, 1.0 copies what 0.0 wrote one back, so that each position
+    holds the token two back; 2.0 looks for a position that holds its own token there. The heads
+    x.1 are dead.
+
+    The stream has four rooms of N numbers: token, previous token, token two back, position. It
+    stands in it twice, once negated, so that centring changes nothing.
+    """
+    token, previous, two_back, position = (torch.eye(4 * N, dtype=torch.float64)[i * N:(i + 1) * N]
+                                           for i in range(4))
+    sizes = dict(n_layers=3, n_heads=2, d_head=N, d_model=8 * N, n_ctx=N, d_vocab=N)
+    state = {k: torch.zeros_like(v) for k, v in tiny.state_dict(sizes).items()}
+    state |= {"embed.W_E": torch.cat([token, -token], 1), "unembed.W_U": reading(token),
+              "pos_embed.W_pos": torch.cat([position, -position], 1)}
+    one_back = torch.eye(N, dtype=torch.float64).roll(1, 0)  # the key of position j is query j + 1
+    one_back[0] = 0
+    one_back[0, 0] = 1
+    for layer, (Q, K, V, out) in enumerate([
+            (position, one_back @ position, token, previous),
+            (position, one_back @ position, previous, two_back),
+            (token, two_back, token, token)]):
+        for name, W in dict(Q=1e4 * reading(Q), K=reading(K), V=reading(V),
+                            O=torch.cat([out, -out], 1)).items():
+            state[f"blocks.{layer}.attn.W_{name}"][0] = W
+    for name in state:
+        if name.endswith(("ln1.w", "ln_final.w")):
+            state[name] = torch.ones_like(state[name])
+    return tiny.model(state, sizes, flags={})
+
+
+def reading(room: torch.Tensor) -> torch.Tensor:
+    return torch.cat([room.T, torch.zeros_like(room.T)])
+
+
+def test_a_circuit_of_three_layers():
+    model = three_layer_circuit()
+    run = common.freeze(model, torch.tensor([TWICE]))
+    one_back = torch.eye(N, dtype=torch.float64).roll(1, 0)
+    one_back[0] = torch.eye(N)[0]
+    assert torch.equal(run.patterns[0, 0, 0], one_back)
+    assert torch.equal(run.patterns[1, 0, 0], one_back)
+    matches = torch.tensor([[TWICE[max(j - 2, 0)] == TWICE[i] and j <= i for j in range(N)]
+                            for i in range(N)]).double()
+    past = torch.ones(N, N, dtype=torch.float64).tril()
+    rows = torch.where(matches.any(1, keepdim=True), matches, past)
+    close(run.patterns[2, 0, 0], rows / rows.sum(1, keepdim=True), tolerance=1e-12)
+
+    paths = common.expand(run)
+    tokens_2_back = torch.eye(N)[[TWICE[max(i - 2, 0)] for i in range(N)]].double()
+    s0, s1 = (run.scales[layer, 0, [max(i - back, 0) for i in range(N)]]
+              for layer, back in ((0, 2), (1, 1)))
+    room = slice(2 * N, 3 * N)
+    close(paths.sums[2, 2, 0, :, room], tokens_2_back / s0 / s1, tolerance=1e-12)
+    assert torch.equal(paths.sums[3, 2], paths.sums[2, 2]) and not paths.sums[3, 3].any()
+
+
+def test_the_numbers_of_the_circuit_of_three_layers(capsys):
+    """Each score is known: 1/4 is that of two circuits of rank N on the same room, one of them
+    written twice; the dead heads have none."""
+    run = common.freeze(three_layer_circuit(), torch.tensor([TWICE, TWICE]))
+    analysis, log = analysis_of(run, {}), report.Log()
+    results: dict = {"meta": {"model": ""}, "sections": {}}
+    for name, compute, show in part5.SECTIONS:
+        results["sections"][name] = compute(analysis, results)
+        show(results["sections"][name], results, log)
+    report.check_finite(results)
+    s, dead = results["sections"], [None] * 4
+    assert s["model"]["readers"] == ["1.0", "1.1", "2.0", "2.1"]
+    assert s["model"]["writers"] == ["0.0", "0.1", "1.0", "1.1"]
+    wanted = {"Q": (0, 0, 0), "K": (0, 0, 1 / 4), "V": (1 / 4, 0, 0)}
+    for kind, (first, far, second) in wanted.items():
+        found = s["composition"][kind]
+        assert found["scores"] == [
+            [pytest.approx(first, abs=1e-9), None, None, None], dead,
+            [pytest.approx(far, abs=1e-9), None, pytest.approx(second, abs=1e-9), None], dead]
+        assert found["mean"] == pytest.approx((first + far + second) / 3)
+        assert found["mean_by_writer"] == [pytest.approx((first + far) / 2, abs=1e-9), None,
+                                           pytest.approx(second, abs=1e-9), None]
+    assert s["composition"]["K"]["max_pair"] == {"reader": "2.0", "writer": "1.0"}
+    two_back = s["virtual_heads"]["most_two_back"]
+    assert (two_back["reader"], two_back["writer"]) == ("1.0", "0.0")
+    assert two_back["pattern"] == pytest.approx([3 / 8, 1 / 8, 1 / 7, 1])
+    assert two_back["loss_increase"] == pytest.approx(0, abs=1e-12)  # nothing unembeds it
+    # The key two back is a path of order 2: without all K terms 2.0 is lost, without those of the
+    # heads that read no other head it is not.
+    tv = s["attention_groups"]["tv"]
+    assert tv["without_K"][2] == pytest.approx((2 / 5 + 5 / 6 + 6 / 7 + 7 / 8) / 8)
+    assert s["attention_groups"]["tv_without_K_of_head"][2] == pytest.approx([0] * 4, abs=1e-9)
+    assert tv["without_Q"][2] == pytest.approx(0, abs=1e-9)
+    assert not any("nan" in line.lower() for line in log.lines)
+
+
 # ------------------------------------------------------------------ deliberate faults
 
 # Each fault is a mistake that people make. It is put into the kernel, all numbers are computed
@@ -1154,3 +1252,27 @@ def test_main_on_a_single_sequence(main_run):
     run = main_run("single", "--tokens", "13")
     assert run.results["sections"]["term_importance"]["loss_model_se"] is None
     assert "NaN" not in run.json_text
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_main_at_another_depth(n_layers, tmp_path, capsys):
+    """From files to files; the sections that need two layers say so, and the article's claims are
+    left out."""
+    folder = tiny.folder(tmp_path / "model", tiny.SIZES | {"n_layers": n_layers})
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    options = ["--model", str(folder), "--tokens", "39", "--seq-len", "13", "--no-figures"]
+    results = part5.main([*options, "--text", str(tmp_path / "text.txt"), "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert re.findall(r"^== (\d)\.", printed, re.MULTILINE) == list("123456")
+    assert "WHAT THE TEXT DERIVES" not in printed and "0 disagree" in printed
+    assert printed.count("  no pairs of heads in one layer") == (5 if n_layers == 1 else 0)
+    assert f"order <= {n_layers} (+" in printed and f"order <= {n_layers + 1}" not in printed
+    assert ("2.2 o 1.0" in printed) == ("1.0 o 0.2" in printed) == (n_layers == 3)
+    written = json.loads((tmp_path / "part5.json").read_text("utf-8"))
+    assert written == json.loads(json.dumps(results))
+    log = (tmp_path / "part5_stdout.txt").read_text("utf-8").splitlines()
+    assert reprinted(written) == log[: log.index(AGAINST)]
+    if n_layers == 3:
+        table = written["sections"]["term_importance"]["virtual_removed"]
+        assert [[v is None for v in row] for row in table] == [[False] * 3 + [True] * 3] * 3 + [
+            [False] * 6] * 3
