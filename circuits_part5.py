@@ -76,7 +76,8 @@ class Analysis:
     @functools.cached_property
     def from_source(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The virtual heads' sum: what their first head read at the start token, and elsewhere."""
-        return common.virtual_by_source(self.paths)
+        start, others = slice(0, 1), slice(1, None)
+        return common.virtual_from(self.paths, start), common.virtual_from(self.paths, others)
 
     @functools.cached_property
     def unembedded(self) -> common.Unembedded:
@@ -248,7 +249,7 @@ def _source_split(a: Analysis, loss: dict[str, torch.Tensor]) -> dict:
         return {}
     rest = a.paths.sums[-1, 2] - sum(a.from_source)
     if a.choices["bias_is_moved"]:
-        rest = rest - common.moved_bias(a.paths)
+        rest = rest - common.virtual_from(a.paths, slice(0, 0), bias=True)
     return {"split_check": rest.abs().max().item(), **_changes(
         start_delta=loss["start"] - loss["order 1"], real_delta=loss["real"] - loss["order 1"])}
 

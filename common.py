@@ -6,9 +6,9 @@ nothing about the article's sentences, and a script knows nothing about tiles.
 
 Notation: row vectors, TransformerLens shapes. A head reads x [batch, pos, d_model] as x W_Q,
 x W_K, x W_V (W: [d_model, d_head]) and writes z W_O ([d_head, d_model]). Axes stand in the order
-layer, head, batch, query (or pos), key, then d_head, d_model or d_vocab; h2 (layer 1) before h1
-(layer 0) for pairs. `cen(x)` is x minus its mean over d_model, and LayerNorm is cen(x) / scale,
-its weight and bias folded into the next matrices. Losses are in nats per token.
+layer, head, batch, query (or pos), key, then d_head, d_model or d_vocab; of a pair of heads, the
+one that reads before the one that writes. `cen(x)` is x minus its mean over d_model, and LayerNorm
+is cen(x) / scale, its weight and bias folded into the next matrices. Losses are in nats per token.
 """
 
 from __future__ import annotations
@@ -672,33 +672,23 @@ def _virtual_heads(run: FrozenRun, z_single: Tensor) -> Float[Tensor, "pair batc
 
 
 @torch.no_grad()
-def virtual_by_source(paths: Paths) -> tuple[Tensor, Tensor]:
-    """The sum of the virtual heads of order 2, split by what the writing heads read.
+def virtual_from(paths: Paths, source: slice, bias: bool = False) -> Tensor:
+    """The sum of the virtual heads of order 2 whose writing heads read these source positions only.
 
-    Each writing head reads from source position 0 alone, or from the other positions alone; the
-    reading heads move each part on separately.
+    Args:
+        bias: add what of b_O counts as moved, as read by a later head. With all source positions,
+            and that, it is the whole sum of order 2.
 
     Returns:
-        (start, real) [batch, pos, d_model]: they add up to the sum of order 2, but for what it
-        holds of b_O that counts as moved.
+        [batch, pos, d_model].
     """
-    start = _order_2(paths, slice(0, 1), torch.zeros_like(paths.b_moved))
-    return start, _order_2(paths, slice(1, None), torch.zeros_like(paths.b_moved))
-
-
-@torch.no_grad()
-def moved_bias(paths: Paths) -> Float[Tensor, "batch pos d_model"]:
-    """What of the sum of order 2 is b_O, read by a later layer; zero unless it counts as moved."""
-    return _order_2(paths, slice(0, 0), paths.b_moved)
-
-
-def _order_2(paths: Paths, source: slice, b_moved: Float[Tensor, "layer d_model"]) -> Tensor:
-    """What heads add to the stream that read b_moved and what heads have read from `source`."""
     run, once, twice = paths.run, torch.zeros_like(paths.run.x0), torch.zeros_like(paths.run.x0)
     for layer in range(1, len(run.patterns)):
         direct = run.read(layer - 1, paths.sums[layer - 1, 0])[:, source]
         z = attend(run.patterns[layer - 1][..., source], direct, run.model.W_V[layer - 1])
-        once = once + write(z, run.model.W_O[layer - 1]) + b_moved[layer - 1]
+        once = once + write(z, run.model.W_O[layer - 1])
+        if bias:
+            once = once + paths.b_moved[layer - 1]
         z = attend(run.patterns[layer], run.read(layer, once), run.model.W_V[layer])
         twice = twice + write(z, run.model.W_O[layer])
     return twice

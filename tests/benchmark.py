@@ -1,6 +1,6 @@
 """Speed and memory, measured by hand: every cost as a ratio of two things run in one process.
 
-    python tests/benchmark.py              # the public models' sizes; about 25 minutes on two cores
+    python tests/benchmark.py              # the public models' sizes; about 50 minutes on two cores
     python tests/benchmark.py --only a,e   # some of the measures
     python tests/benchmark.py --small      # sizes that take seconds: whether it runs, not how fast
 

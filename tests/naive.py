@@ -259,27 +259,35 @@ def virtual_from(w: dict, run: Run, is_read, bias_is_moved: bool = False) -> np.
     return total
 
 
-def sequence_losses(w: dict, run: Run, bias_is_moved: bool) -> tuple[dict, float]:
-    """Losses of one sequence by what is kept, and how far start + real is from all virtual."""
-    found = terms(w, run, bias_is_moved)
+def kept_streams(w: dict, run: Run, found: dict, start, real) -> dict:
+    """The final streams by what is kept of all terms."""
     layers = range(len(w["W_O"]))
-    full = up_to(len(layers), found)
-    start = virtual_from(w, run, lambda j: j == 0, bias_is_moved)
-    real = virtual_from(w, run, lambda j: j != 0, bias_is_moved)
-    single = {layer: sum(term for path, term in found.items()
-                         if len(path) == 1 and path[0][0] == layer) for layer in layers}
+    single = [found_sum(found, lambda path, layer=layer: len(path) == 1 and path[0][0] == layer)
+              for layer in layers]
     streams = {f"order {n}": up_to(n, found) for n in range(len(layers) + 1)}
     streams |= {"start": up_to(1, found) + start, "real": up_to(1, found) + real}
     for layer in layers:
         streams["alone", layer] = found[()] + single[layer]
-        streams["without", layer] = found[()] + sum(
-            (single[other] for other in layers if other != layer), np.zeros_like(full))
-    streams |= {(r, wr): full - found[wr, r] for r, wr in pairs(w)}
+        streams["without", layer] = up_to(1, found) - single[layer]
+    full = up_to(len(layers), found)
+    return streams | {(r, wr): full - found[wr, r] for r, wr in pairs(w)}
+
+
+def found_sum(found: dict, is_wanted) -> np.ndarray:
+    """The sum of the terms of all paths that are wanted."""
+    return sum((term for path, term in found.items() if is_wanted(path)),
+               np.zeros_like(found[()]))
+
+
+def sequence_losses(w: dict, run: Run, bias_is_moved: bool) -> tuple[dict, float]:
+    """Losses of one sequence by what is kept, and how far start + real is from all virtual."""
+    found = terms(w, run, bias_is_moved)
+    start = virtual_from(w, run, lambda j: j == 0, bias_is_moved)
+    real = virtual_from(w, run, lambda j: j != 0, bias_is_moved)
     losses = {key: loss_of_logits(partial_logits(w, run, stream), run.ids)
-              for key, stream in streams.items()}
+              for key, stream in kept_streams(w, run, found, start, real).items()}
     losses["model"] = loss_of_logits(run.logits, run.ids)
-    virtual = sum((term for path, term in found.items() if is_virtual(path)), np.zeros_like(full))
-    return losses, abs(start + real - virtual).max()
+    return losses, abs(start + real - found_sum(found, is_virtual)).max()
 
 
 def mean(values) -> float:
@@ -296,43 +304,49 @@ def term_importance(w: dict, runs: list, bias_is_moved: bool = False,
                     median: str = "middle two") -> dict:
     """Losses by order and their differences; a difference is paired, sequence by sequence."""
     per_sequence, checks = zip(*(sequence_losses(w, run, bias_is_moved) for run in runs))
-    layers, d_vocab = len(w["W_O"]), len(w["b_U"])
-    uniform = {"uniform": math.log(d_vocab)}
+    layers, uniform = len(w["W_O"]), math.log(len(w["b_U"]))
 
     def change(to, before):
         """Mean and standard error over the sequences of loss(to) - loss(before)."""
-        d = [(uniform | s)[to] - (uniform | s)[before] for s in per_sequence]
+        d = [({"uniform": uniform} | s)[to] - ({"uniform": uniform} | s)[before]
+             for s in per_sequence]
         return mean(d), standard_deviation(d) / math.sqrt(len(d))
 
+    found = losses_by_order(w, runs, per_sequence, change) | {"uniform": uniform}
+    for layer in range(layers):
+        found[f"layer{layer}"] = named(vs_direct=change(("alone", layer), "order 0"),
+                                       given_other=change("order 1", ("without", layer)))
+    if layers > 1:
+        found |= removals(w, {pair: change(pair, f"order {layers}") for pair in pairs(w)}, median)
+        found |= named(start_delta=change("start", "order 1"), real_delta=change("real", "order 1"))
+        found["split_check"] = max(checks)
+    return found
+
+
+def losses_by_order(w: dict, runs: list, per_sequence: tuple, change) -> dict:
+    layers = len(w["W_O"])
     orders = ["uniform", *(f"order {n}" for n in range(layers + 1))]
-    marginal = [change(to, before) for before, to in itertools.pairwise(orders)]
+    marginal, se = zip(*(change(to, before) for before, to in itertools.pairwise(orders)))
     n_paths = [sum(len(path) == n for path in terms(w, runs[0])) for n in range(layers + 1)]
-    split = {f"layer{layer}": named(vs_direct=change(("alone", layer), "order 0"),
-                                    given_other=change("order 1", ("without", layer)))
-             for layer in range(layers)}
-    found = {
-        "uniform": uniform["uniform"],
+    return {
         "loss_by_order": [mean([s[order] for s in per_sequence]) for order in orders[1:]],
         "loss_model": mean([s["model"] for s in per_sequence]),
-        "marginal": [m for m, _ in marginal], "marginal_se": [se for _, se in marginal],
-        "per_term": [m / n for (m, _), n in zip(marginal, n_paths)], **split,
-    }
-    if layers == 1:
-        return found
-    removed = {pair: change(pair, f"order {layers}") for pair in pairs(w)}
+        "marginal": list(marginal), "marginal_se": list(se),
+        "per_term": [m / n for m, n in zip(marginal, n_paths)]}
+
+
+def removals(w: dict, removed: dict, median: str) -> dict:
+    """What the (mean, standard error) of each pair's removal amount to."""
     ranked = sorted(((removed[pair][0], pair) for pair in removed), reverse=True)
     costs = sorted(cost for cost, _ in ranked)
     lower, upper = costs[(len(costs) - 1) // 2], costs[len(costs) // 2]
-    return found | {
+    return {
         "virtual_removed": table(w, {pair: cost for pair, (cost, _) in removed.items()}),
         "virtual_removed_se": table(w, {pair: se for pair, (_, se) in removed.items()}),
         "virtual_largest": [named_pair(pair) | {"loss_increase": cost}
                             for cost, pair in ranked[:5]],
         "virtual_above_0_01": sum(cost > 0.01 for cost in costs),
-        "virtual_median": lower if median == "lower" else (lower + upper) / 2,
-        **named(start_delta=change("start", "order 1"), real_delta=change("real", "order 1")),
-        "split_check": max(checks),
-    }
+        "virtual_median": lower if median == "lower" else (lower + upper) / 2}
 
 
 def named_pair(pair: tuple) -> dict:
@@ -368,28 +382,30 @@ def composition(w: dict, runs: list, draws: list) -> dict:
 
     draws: four random d_model x d_head factors a pair, A, B, C, D: the score of A B^T -> C D^T.
     """
-    reads = {"Q": lambda h: (w["W_Q"][h], w["W_K"][h].T),
-             "K": lambda h: (w["W_K"][h], w["W_Q"][h].T),
-             "V": lambda h: (w["W_V"][h], w["W_O"][h])}
-    forms = []
-    for score in (composition_score, first_published_score):
-        drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
-        form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn),
-                             "n": len(drawn)}}
-        corrected = forms[0] if forms else form
-        margin = 0.05 * form["baseline"]["sd"] / corrected["baseline"]["sd"]
-        for kind, factors in reads.items():
-            scores = {(r, wr): score(w["W_V"][wr], w["W_O"][wr], *factors(r))
-                      for r, wr in pairs(w)}
-            form[kind] = score_summary(w, scores, **form["baseline"])
-        form["baseline"] |= {"margin": margin}
-        forms.append(form)
-    return forms[0] | {"first_published": forms[1],
-                       "prev_token": [mean_at_distance(runs, h, 1) for h in writers(w)],
-                       "two_back": [mean_at_distance(runs, h, 2) for h in writers(w)],
-                       "start_token": [mean([row[0] for run in runs
-                                             for row in run.patterns[layer][h]])
-                                       for layer, h in writers(w)]}
+    corrected, first = (composition_by(score, w, draws)
+                        for score in (composition_score, first_published_score))
+    for form in corrected, first:
+        ratio = form["baseline"]["sd"] / corrected["baseline"]["sd"]
+        form["baseline"] |= {"margin": 0.05 * ratio}
+    return corrected | {"first_published": first,
+                        "prev_token": [mean_at_distance(runs, h, 1) for h in writers(w)],
+                        "two_back": [mean_at_distance(runs, h, 2) for h in writers(w)],
+                        "start_token": [mean([row[0] for run in runs
+                                              for row in run.patterns[layer][h]])
+                                        for layer, h in writers(w)]}
+
+
+def composition_by(score, w: dict, draws: list) -> dict:
+    """The scores of all pairs by one form, and its random baseline."""
+    drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
+    form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn), "n": len(drawn)}}
+    factors = {"Q": lambda h: (w["W_Q"][h], w["W_K"][h].T),
+               "K": lambda h: (w["W_K"][h], w["W_Q"][h].T),
+               "V": lambda h: (w["W_V"][h], w["W_O"][h])}
+    for kind, read in factors.items():
+        scores = {(r, wr): score(w["W_V"][wr], w["W_O"][wr], *read(r)) for r, wr in pairs(w)}
+        form[kind] = score_summary(w, scores, **form["baseline"])
+    return form
 
 
 def score_summary(w: dict, scores: dict, mean: float, sd: float, n: int) -> dict:

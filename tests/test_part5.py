@@ -281,32 +281,47 @@ def per_head_terms(run: common.FrozenRun, paths: common.Paths) -> dict:
     return {(): paths.sums[-1, 0]} | single | virtual
 
 
+DEPTHS = ["one layer", "tiny", "deeper", "four layers"]
+
+
 @pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
-@pytest.mark.parametrize("sizes", ["one layer", "tiny", "deeper", "four layers"])
-def test_each_term_and_each_sum(sizes, moved):
-    """Each term of order 0, 1 and 2 by itself; and for every order the sum of all paths, of which
-    there are (1 + heads)^layers beside those of b_O where it counts as moved. Before each layer
-    too."""
+@pytest.mark.parametrize("sizes", DEPTHS)
+def test_each_term(sizes, moved):
+    """Each term of order 0, 1 and 2 by itself, among (1 + heads)^layers paths; where b_O counts as
+    moved it has paths of its own."""
     run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
+    wanted = [naive.terms(w, r, moved) for r in runs]
+    of_bias = {path for path in wanted[0] if path and path[0][1] == "bias"}
     n_layers, n_heads = run.model.cfg.n_layers, run.model.cfg.n_heads
-    paths, wanted = common.expand(run, moved), [naive.terms(w, r, moved) for r in runs]
-    bias_paths = [path for path in wanted[0] if path and path[0][1] == "bias"]
-    assert len(wanted[0]) - len(bias_paths) == (1 + n_heads) ** n_layers
-    assert bool(bias_paths) == (moved and n_layers > 1)
-    found = per_head_terms(run, paths)
-    assert found.keys() == {p for p in wanted[0] if len(p) <= 2 and p not in bias_paths}
+    assert len(wanted[0]) - len(of_bias) == (1 + n_heads) ** n_layers
+    assert bool(of_bias) == (moved and n_layers > 1)
+    found = per_head_terms(run, common.expand(run, moved))
+    assert found.keys() == {path for path in wanted[0] if len(path) <= 2} - of_bias
     for path, term in found.items():
         close(term, np.stack([t[path] for t in wanted]), tolerance=1e-12)
-    for layer, order in itertools.product(range(1, n_layers + 1), range(n_layers + 1)):
-        if order:
-            stream = [sum((term for p, term in t.items() if len(p) == order and p[-1][0] < layer),
-                          np.zeros(run.x0.shape[1:])) for t in wanted]
-        else:
-            stream = [naive.unmoved(w, r, layer, moved) for r in runs]
-        close(paths.sums[layer, order], np.stack(stream), tolerance=1e-12)
-    for layer in range(n_layers):
-        alone = [sum(t[p] for p in t if len(p) == 1 and p[0][0] == layer) for t in wanted]
-        close(paths.heads(layer), np.stack(alone), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
+@pytest.mark.parametrize("sizes", DEPTHS)
+def test_each_sum_by_order(sizes, moved):
+    """The sum of all paths of an order, before every layer and at the end; and the single heads of
+    every layer."""
+    run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
+    paths, terms = common.expand(run, moved), [naive.terms(w, r, moved) for r in runs]
+    layers = range(run.model.cfg.n_layers)
+
+    def wanted(is_wanted):
+        return np.stack([naive.found_sum(t, is_wanted) for t in terms])
+
+    for before, order in itertools.product(range(1, len(layers) + 1), range(1, len(layers) + 1)):
+        close(paths.sums[before, order], wanted(
+            lambda path, n=order, m=before: len(path) == n and path[-1][0] < m), tolerance=1e-12)
+    for before in range(len(layers) + 1):
+        direct = [naive.unmoved(w, r, before, moved) for r in runs]
+        close(paths.sums[before, 0], np.stack(direct), tolerance=1e-12)
+    for layer in layers:
+        close(paths.heads(layer), wanted(
+            lambda path, m=layer: len(path) == 1 and path[0][0] == m), tolerance=1e-12)
 
 
 def read_out(run: common.FrozenRun, stream, **more) -> common.Unembedded:
@@ -354,15 +369,15 @@ def test_value_biases_that_were_not_folded_count_as_constants():
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
-@pytest.mark.parametrize("sizes", ["one layer", "tiny", "deeper", "four layers"])
+@pytest.mark.parametrize("sizes", DEPTHS)
 def test_virtual_heads_split_by_source(sizes, moved):
     run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
     paths = common.expand(run, moved)
-    halves = common.virtual_by_source(paths)
+    halves = [common.virtual_from(paths, source) for source in (slice(0, 1), slice(1, None))]
     for half, is_read in zip(halves, (lambda j: j == 0, lambda j: j > 0)):
         wanted = [naive.virtual_from(w, r, is_read, moved) for r in runs]
         close(half, np.stack(wanted), tolerance=1e-12)
-    of_bias = common.moved_bias(paths)
+    of_bias = common.virtual_from(paths, slice(0, 0), bias=True)
     assert of_bias.any() == (moved and len(runs[0].patterns) > 1)
     if len(runs[0].patterns) > 1:
         close(sum(halves) + of_bias, paths.sums[-1, 2], tolerance=1e-12)
@@ -387,7 +402,7 @@ def test_score_groups(sizes, moved):
 # ------------------------------------------------------------------ the paper's staged algorithm
 
 
-@pytest.mark.parametrize("sizes", ["one layer", "tiny", "deeper", "four layers"])
+@pytest.mark.parametrize("sizes", DEPTHS)
 def test_staged_algorithm_is_the_path_expansion(sizes):
     """Frozen patterns, head outputs from the stage before: every order, and then no more."""
     run = frozen(model_of(sizes))
@@ -708,9 +723,9 @@ def test_a_circuit_of_three_layers():
     assert torch.equal(paths.sums[3, 2], paths.sums[2, 2]) and not paths.sums[3, 3].any()
 
 
-def test_the_numbers_of_the_circuit_of_three_layers(capsys):
-    """Each score is known: 1/4 is that of two circuits of rank N on the same room, one of them
-    written twice; the dead heads have none."""
+@functools.cache
+def circuit_numbers() -> dict:
+    """All sections of the circuit; they can be printed too."""
     run = common.freeze(three_layer_circuit(), torch.tensor([TWICE, TWICE]))
     analysis, log = analysis_of(run, {}), report.Log()
     results: dict = {"meta": {"model": ""}, "sections": {}}
@@ -718,7 +733,14 @@ def test_the_numbers_of_the_circuit_of_three_layers(capsys):
         results["sections"][name] = compute(analysis, results)
         show(results["sections"][name], results, log)
     report.check_finite(results)
-    s, dead = results["sections"], [None] * 4
+    assert not any("nan" in line.lower() for line in log.lines)
+    return results["sections"]
+
+
+def test_the_composition_of_the_circuit_of_three_layers():
+    """1/4 is the score of two circuits of rank N on the same room, one of them written twice; the
+    dead heads have none."""
+    s, dead = circuit_numbers(), [None] * 4
     assert s["model"]["readers"] == ["1.0", "1.1", "2.0", "2.1"]
     assert s["model"]["writers"] == ["0.0", "0.1", "1.0", "1.1"]
     wanted = {"Q": (0, 0, 0), "K": (0, 0, 1 / 4), "V": (1 / 4, 0, 0)}
@@ -731,17 +753,23 @@ def test_the_numbers_of_the_circuit_of_three_layers(capsys):
         assert found["mean_by_writer"] == [pytest.approx((first + far) / 2, abs=1e-9), None,
                                            pytest.approx(second, abs=1e-9), None]
     assert s["composition"]["K"]["max_pair"] == {"reader": "2.0", "writer": "1.0"}
-    two_back = s["virtual_heads"]["most_two_back"]
+
+
+def test_the_virtual_head_of_the_circuit_of_three_layers():
+    two_back = circuit_numbers()["virtual_heads"]["most_two_back"]
     assert (two_back["reader"], two_back["writer"]) == ("1.0", "0.0")
     assert two_back["pattern"] == pytest.approx([3 / 8, 1 / 8, 1 / 7, 1])
     assert two_back["loss_increase"] == pytest.approx(0, abs=1e-12)  # nothing unembeds it
-    # The key two back is a path of order 2: without all K terms 2.0 is lost, without those of the
-    # heads that read no other head it is not.
+
+
+def test_the_scores_of_the_circuit_of_three_layers():
+    """The key two back is a path of order 2: without all K terms 2.0 is lost, without those of
+    order 1 it is not."""
+    s = circuit_numbers()
     tv = s["attention_groups"]["tv"]
     assert tv["without_K"][2] == pytest.approx((2 / 5 + 5 / 6 + 6 / 7 + 7 / 8) / 8)
     assert s["attention_groups"]["tv_without_K_of_head"][2] == pytest.approx([0] * 4, abs=1e-9)
     assert tv["without_Q"][2] == pytest.approx(0, abs=1e-9)
-    assert not any("nan" in line.lower() for line in log.lines)
 
 
 # ------------------------------------------------------------------ deliberate faults
@@ -833,16 +861,15 @@ def pattern_transposed_in_the_run(monkeypatch):
 @seen_in("term_importance.start_delta", "term_importance.real_delta")
 def start_column_of_the_wrong_axis(monkeypatch):
     """The row of query 0 instead of the column of key 0. The halves still add up to the whole."""
-    def change(_, paths):
+    def change(_, paths, source):
         run = paths.run
         W_V, W_O, (s0, s1, _) = run.model.W_V, run.model.W_O, run.scales
-        start = run.patterns[0].clone()
-        start[..., 1:, :] = 0
-        moved = [common.write(common.attend(A, common.cen(run.x0) / s0, W_V[0]), W_O[0])
-                 for A in (start, run.patterns[0] - start)]
-        return [common.write(common.attend(run.patterns[1], common.cen(m) / s1, W_V[1]), W_O[1])
-                for m in moved]
-    put_in(monkeypatch, "virtual_by_source", change)
+        A = run.patterns[0].clone()
+        others = slice(1, None) if source.start == 0 else slice(0, 1)
+        A[..., others, :] = 0
+        moved = common.write(common.attend(A, common.cen(run.x0) / s0, W_V[0]), W_O[0])
+        return common.write(common.attend(run.patterns[1], common.cen(moved) / s1, W_V[1]), W_O[1])
+    put_in(monkeypatch, "virtual_from", change)
 
 
 @seen_in("composition.Q.scores[0][0]", "composition.K.scores[0][0]", "composition.V.scores[0][0]",
