@@ -628,15 +628,15 @@ def expand(run: FrozenRun, bias_is_moved: bool = False) -> Paths:
         S_0(0) = x0,  S_0(l+1) = S_0(l) + b_O(l)
         S_k(l+1) = S_k(l) + sum_h A_l[h] (cen(S_{k-1}(l)) / s_l W_V[l, h]) W_O[l, h]
 
-    No term is written out for it. Exact up to rounding, as the S_k add up to the run's stream:
-    with A and s held every step is linear.
+    so no sum needs a term of its own. Exact up to rounding: the S_k add up to the run's stream,
+    since with A and s held every step is linear.
 
     Args:
         bias_is_moved: count b_O with what its layer moves instead of with the direct path, where a
             later layer reads it.
 
-    Cost: of the sums layers^2 / 2 times that of one layer; of the virtual heads pairs x batch x
-    pos^2 x d_head.
+    Cost: layers x (layers + 1) / 2 times what one layer's heads cost in the model, and pairs x
+    batch x pos^2 x d_head multiplications for the virtual heads.
     """
     W_V, W_O, b_moved = run.model.W_V, run.model.W_O, torch.zeros_like(run.b_O)
     if bias_is_moved:
