@@ -652,8 +652,9 @@ def telling_tokens(a: Analysis, head: int, kind: str) -> list[dict]:
 def compute_beyond(a: Analysis, results: dict) -> dict:
     run, m = a.run, a.model
     z = common.attend(run.patterns[0], cen(run.x0) / run.scales[0], m.W_V[0])
-    found = common.unembed(run, {"model": run.final}, z=z[:, None])
-    increases = found.loss_increase[:, 0]  # [head, batch, next]
+    found = common.unembed(run, {"model": run.final}, z=z,
+                           heads=[(0, h) for h in range(len(z))])
+    increases = found.loss_increase  # [head, batch, next]
     change = increases.mean(-1) if len(run.tokens) > 1 else increases[:, 0]
     increase = change.mean(-1).tolist()
     se = (change.std(-1) / change.shape[-1] ** 0.5).tolist()

@@ -1,5 +1,7 @@
 """Part 5, two-layer models: how heads compose. Every real-model number of the article.
 
+The same for an attention-only model of any other depth: attn-only-1l, -3l, -4l or a model folder.
+
     python circuits_part5.py                 # attn-only-2l on 3,072 tokens of WikiText-2
     python circuits_part5.py --model mini    # the bundled two-layer model on its sample text
 
@@ -17,12 +19,13 @@ import argparse
 import functools
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 import common
-from common import pairs
+from common import Head
 from figures import part5 as pictures
 from results import claims, loading, report, runner, sweep
 from results.report import Section
@@ -41,8 +44,8 @@ OPEN = {
     "join": ["\n\n", "\n", ""],  # between the rows of WikiText
     "keep_blank": [True, False],  # blank rows of WikiText
     "distinct_places": [False, True],  # virtual patterns over rows i >= 3 only
-    "bias_is_moved": [False, True],  # b_O(0) counts as moved by layer 0
-    "median": ["middle two", "lower"],  # of the 64 removal losses
+    "bias_is_moved": [False, True],  # b_O counts as moved by its layer, if a later one reads it
+    "median": ["middle two", "lower"],  # of the removal losses
     "induction_ids": [50, 20, 100, 200],  # random tokens before they repeat
 }
 CHOICES = {name: values[0] for name, values in OPEN.items()}
@@ -59,27 +62,90 @@ class Analysis:
     seed: int
 
     @functools.cached_property
+    def pairs(self) -> list[tuple[Head, Head]]:
+        """(reader, writer) of every virtual head of order 2."""
+        return common.virtual_pairs(self.run.model)
+
+    def table(self, values: Iterable) -> list[list]:
+        """One value for each pair, as rows of reading heads by columns of writing heads; None where
+        the reader does not come after the writer."""
+        of_pair, model = dict(zip(self.pairs, values, strict=True)), self.run.model
+        return [[of_pair.get((reader, writer)) for writer in common.writers(model)]
+                for reader in common.readers(model)]
+
+    @functools.cached_property
     def from_source(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The virtual heads' sum: what layer 0 read at the start token, and at real tokens."""
-        return common.virtual_by_source(self.run)
+        """The virtual heads' sum: what their first head read at the start token, and elsewhere."""
+        start, others = slice(0, 1), slice(1, None)
+        return common.virtual_from(self.paths, start), common.virtual_from(self.paths, others)
 
     @functools.cached_property
     def unembedded(self) -> common.Unembedded:
         """The losses of the model and of sums of terms, all terms against the model, and each
         virtual head removed. Computed on first use, since a sweep skips it when it can."""
-        paths, (start, real) = self.paths, self.from_source
-        zero, one, two = (paths.stream(order) for order in range(3))
-        streams = {"zero": zero, "layer 0": zero + paths.bias + paths.heads(0), "one": one,
-                   "start": one + start, "two": two}
-        # Direct path and layer-1 heads: zero + one - layer 0. Virtual heads from real tokens alone:
-        # one + two - start, unless order two also has a bias term.
-        differences = {"layer 1": ("zero", "one", "layer 0"), "real": ("one", "two", "start")}
-        if self.choices["bias_is_moved"]:
-            differences.pop("real")
-            streams = {"real": one + real} | streams
+        layers = range(len(self.run.patterns))
+        streams = {f"order {n}": self.paths.stream(n) for n in range(len(layers) + 1)}
+        differences: dict = {}
+        for layer in layers:
+            alone, others = f"layers {[layer]}", f"layers {[x for x in layers if x != layer]}"
+            if alone not in differences:  # of two layers, the other one is all that is left
+                streams[alone] = streams["order 0"] + self.paths.heads(layer)
+                differences[others] = ("order 0", "order 1", alone)
+        if self.pairs:
+            self._add_sources(streams, differences)
+        every_term = f"order {len(layers)}"
+        streams[every_term] = streams.pop(every_term)  # the last: the removals are from it
         normed = {name: self.run.final_norm(stream) for name, stream in streams.items()}
         return common.unembed(self.run, {"model": self.run.final} | normed, differences,
-                              paths.z_virtual)
+                              self.paths.z_virtual, [reader for reader, _ in self.pairs])
+
+    def _add_sources(self, streams: dict, differences: dict) -> None:
+        """Each part of the virtual heads' sum, alone on top of order <= 1."""
+        start, real = self.from_source
+        streams["start"] = streams["order 1"] + start
+        if self.choices["bias_is_moved"]:  # is in order 2 too: start and real are not all of it
+            streams["real"] = streams["order 1"] + real
+        else:
+            differences["real"] = ("order 1", "order 2", "start")
+
+
+def name(head: Head) -> str:
+    """0.3 is head 3 of layer 0."""
+    return f"{head[0]}.{head[1]}"
+
+
+def pair_names(reader: Head, writer: Head) -> dict:
+    return {"reader": name(reader), "writer": name(writer)}
+
+
+def in_words(pair: dict) -> str:
+    """A pair as the article names a virtual head: 1.6 o 0.3."""
+    return f"{pair['reader']} o {pair['writer']}"
+
+
+def earlier(m: dict, reader: str) -> list[tuple[int, str]]:
+    """(column, name) of the heads that a head can read, in the tables of pairs."""
+    return [(i, writer) for i, writer in enumerate(m["writers"])
+            if int(writer.split(".")[0]) < int(reader.split(".")[0])]
+
+
+def of_layers(names: list[str], values: list) -> dict[str, dict]:
+    """{layer: {head: value}} of one value for each head."""
+    layers: dict = {}
+    for head, value in zip(names, values, strict=True):
+        layers.setdefault(head.split(".")[0], {})[head] = value
+    return layers
+
+
+def plus_layers(layers: list[int]) -> str:
+    return " + ".join(f"layer-{layer}" for layer in layers)
+
+
+def lacks_pairs(m: dict, log: report.Log) -> bool:
+    """Whether the model has no pairs of heads; the log then says so."""
+    if m["n_layers"] == 1:
+        log("  no pairs of heads in one layer")
+    return m["n_layers"] == 1
 
 
 def mean_se(x: torch.Tensor) -> tuple[list | float, list | float | None]:
@@ -96,33 +162,40 @@ def mean_se(x: torch.Tensor) -> tuple[list | float, list | float | None]:
 
 
 def compute_model(a: Analysis, results: dict) -> dict:
-    cfg = a.run.model.cfg
-    single, virtual = 2 * cfg.n_heads, cfg.n_heads**2
+    model, cfg = a.run.model, a.run.model.cfg
+    by_order = [math.comb(cfg.n_layers, k) * cfg.n_heads**k for k in range(cfg.n_layers + 1)]
     return {"n_layers": cfg.n_layers, "n_heads": cfg.n_heads, "d_head": cfg.d_head,
             "d_model": cfg.d_model, "d_vocab": cfg.d_vocab, "ratio": cfg.d_head / cfg.d_model,
-            "n_single": single, "n_virtual": virtual, "n_terms": 1 + single + virtual,
+            "n_single": by_order[1], "n_virtual": len(a.pairs), "n_terms": sum(by_order),
+            "n_by_order": by_order, "readers": [name(head) for head in common.readers(model)],
+            "writers": [name(head) for head in common.writers(model)],
             "n_tokens": a.text["n_tokens"], "n_sequences": len(a.run.tokens),
             "seq_len": a.text["seq_len"]}
 
 
+def counted_terms(m: dict, single: str) -> str:
+    """16 single heads + 64 virtual heads, and the higher orders."""
+    kinds = [single, "virtual heads", *(f"of order {n}" for n in range(3, m["n_layers"] + 1))]
+    return " + ".join(f"{n} {kind}" for n, kind in zip(m["n_by_order"][1:], kinds))
+
+
 def print_model(r: dict, results: dict, log: report.Log) -> None:
     log(f"== 1. THE MODEL AND THE NUMBER OF TERMS ({results['meta']['model']})")
-    log(f"  {r['n_layers']} layers of {r['n_heads']} heads; d_head / d_model = {r['d_head']} / "
-        f"{r['d_model']} = {r['ratio']:.3f}; {r['n_tokens']:,} tokens ({r['n_sequences']} x "
-        f"{r['seq_len']})")
-    log(f"  paths to the logits: 1 direct + {r['n_single']} single heads + {r['n_virtual']} "
-        f"virtual heads = {r['n_terms']} terms")
+    layers = "1 layer" if r["n_layers"] == 1 else f"{r['n_layers']} layers"
+    log(f"  {layers} of {r['n_heads']} heads; d_head / d_model = {r['d_head']} / {r['d_model']} = "
+        f"{r['ratio']:.3f}; {r['n_tokens']:,} tokens ({r['n_sequences']} x {r['seq_len']})")
+    log(f"  paths to the logits: 1 direct + {counted_terms(r, 'single heads')} = "
+        f"{r['n_terms']} terms")
 
 
 # ------------------------------------------------------------------ 2. path expansion
 
 
 def compute_path_expansion(a: Analysis, results: dict) -> dict:
-    paths = a.paths
-    before_1 = a.run.x0 + a.run.b_O[0] + paths.heads(0)
+    before = a.paths.sums[1:-1].sum(1) - a.run.streams[1:-1]  # each layer but the first
     logits = a.unembedded
     return {"n_terms": results["sections"]["model"]["n_terms"],
-            "stream_max_abs_diff": (before_1 - a.run.streams[1]).abs().max().item(),
+            "stream_max_abs_diff": before.abs().max().item() if len(before) else None,
             "logits_max_abs_diff": logits.max_abs_diff,
             "logits_min": logits.min, "logits_max": logits.max}
 
@@ -130,111 +203,141 @@ def compute_path_expansion(a: Analysis, results: dict) -> dict:
 def print_path_expansion(r: dict, results: dict, log: report.Log) -> None:
     m = results["sections"]["model"]
     log("== 2. PATH EXPANSION OF THE LOGITS ON REAL TEXT (patterns and layer-norm scales frozen)")
-    log("  stream before layer 1 rebuilt from the terms: max |diff| = "
-        f"{r['stream_max_abs_diff']:.1e}")
-    log(f"  logits rebuilt as direct + {m['n_single']} head terms + {m['n_virtual']} virtual "
-        f"heads: max |diff| from the model = {r['logits_max_abs_diff']:.1e} "
-        f"(logits range {r['logits_min']:.1f} .. {r['logits_max']:.1f})")
+    if m["n_layers"] > 1:
+        layers = ", ".join(str(layer) for layer in range(1, m["n_layers"]))
+        log(f"  stream before layer {layers} rebuilt from the terms: max |diff| = "
+            f"{r['stream_max_abs_diff']:.1e}")
+    log(f"  logits rebuilt as direct + {counted_terms(m, 'head terms')}: max |diff| from the model "
+        f"= {r['logits_max_abs_diff']:.1e} (logits range {r['logits_min']:.1f} .. "
+        f"{r['logits_max']:.1f})")
 
 
 # ------------------------------------------------------------------ 3. term importance
 
 
 def compute_term_importance(a: Analysis, results: dict) -> dict:
-    run, m, (start, real) = a.run, results["sections"]["model"], a.from_source
-    loss = {name: x.mean(-1) for name, x in a.unembedded.losses.items()}  # of each sequence
-    direct, first, second = loss["zero"], loss["one"], loss["two"]
-    uniform = math.log(m["d_vocab"])
-    marginal, marginal_se = mean_se(torch.stack([direct - uniform, first - direct, second - first]))
-    n_terms = (1, m["n_single"], m["n_virtual"])
-    split = _split(loss)
+    m, losses = results["sections"]["model"], a.unembedded.losses
+    loss = {name: x.mean(-1) for name, x in losses.items()}  # of each sequence
+    orders = [loss[f"order {n}"] for n in range(m["n_layers"] + 1)]
+    uniform = torch.full_like(orders[0], math.log(m["d_vocab"]))
+    marginal, marginal_se = mean_se(torch.stack(orders) - torch.stack([uniform, *orders[:-1]]))
     return {
-        "uniform": uniform, "loss_by_order": [x.mean().item() for x in (direct, first, second)],
+        "uniform": math.log(m["d_vocab"]), "loss_by_order": [x.mean().item() for x in orders],
         "loss_model": loss["model"].mean().item(), "loss_model_se": mean_se(loss["model"])[1],
-        "n_sequences": len(run.tokens), "marginal": marginal, "marginal_se": marginal_se,
-        "per_term": [change / n for change, n in zip(marginal, n_terms)],
-        **_removals(a.unembedded.loss_increase.mean(-1), a.choices["median"]),
-        "start_delta": split["virtual"]["start"], "start_delta_se": split["virtual"]["start_se"],
-        "real_delta": split["virtual"]["real"], "real_delta_se": split["virtual"]["real_se"],
-        "split_check": (start + real - a.paths.virtual()).abs().max().item(),
-        "layer0": split["layer0"], "layer1": split["layer1"],
+        "n_sequences": len(a.run.tokens), "marginal": marginal, "marginal_se": marginal_se,
+        "per_term": [change / n for change, n in zip(marginal, m["n_by_order"])],
+        **_layer_split(loss, m["n_layers"]), **_source_split(a, loss), **_removals(a),
     }
 
 
-def _removals(loss_increase: torch.Tensor, median: str) -> dict:
-    """The loss increases [h2, h1, sequence] of the virtual heads, removed one by one."""
-    cost, cost_se = mean_se(loss_increase)
-    ranked = sorted(pairs(loss_increase), key=lambda pair: -cost[pair[0]][pair[1]])
-    flat = sorted(increase for row in cost for increase in row)
-    lower, upper = flat[(len(flat) - 1) // 2], flat[len(flat) // 2]
-    return {
-        "virtual_removed": cost, "virtual_removed_se": cost_se,
-        "virtual_largest": [{"h2": h2, "h1": h1, "loss_increase": cost[h2][h1]}
-                            for h2, h1 in ranked[:5]],
-        "virtual_above_0_01": sum(increase > LOSS_THRESHOLD for increase in flat),
-        "virtual_median": lower if median == "lower" else (lower + upper) / 2,
-    }
-
-
-def _split(loss: dict[str, torch.Tensor]) -> dict:
-    """What each layer's single heads and each source of the virtual heads change, in nats."""
-    differences = {
-        ("layer0", "vs_direct"): loss["layer 0"] - loss["zero"],
-        ("layer0", "given_other"): loss["one"] - loss["layer 1"],
-        ("layer1", "vs_direct"): loss["layer 1"] - loss["zero"],
-        ("layer1", "given_other"): loss["one"] - loss["layer 0"],
-        ("virtual", "start"): loss["start"] - loss["one"],
-        ("virtual", "real"): loss["real"] - loss["one"],
-    }
-    split: dict = {"layer0": {}, "layer1": {}, "virtual": {}}
-    for (part, name), difference in differences.items():
-        split[part][name], split[part][f"{name}_se"] = mean_se(difference)
+def _layer_split(loss: dict[str, torch.Tensor], n_layers: int) -> dict:
+    """What each layer's single heads change, in nats: alone, and given those of all other
+    layers."""
+    split = {}
+    for layer in range(n_layers):
+        others = [x for x in range(n_layers) if x != layer]
+        split[f"layer{layer}"] = _changes(
+            vs_direct=loss[f"layers {[layer]}"] - loss["order 0"],
+            given_other=loss["order 1"] - loss[f"layers {others}"])
     return split
 
 
+def _source_split(a: Analysis, loss: dict[str, torch.Tensor]) -> dict:
+    """What the virtual heads change by what their first head read; nothing without virtual
+    heads."""
+    if not a.pairs:
+        return {}
+    rest = a.paths.sums[-1, 2] - sum(a.from_source)
+    if a.choices["bias_is_moved"]:
+        rest = rest - common.virtual_from(a.paths, slice(0, 0), bias=True)
+    return {"split_check": rest.abs().max().item(), **_changes(
+        start_delta=loss["start"] - loss["order 1"], real_delta=loss["real"] - loss["order 1"])}
+
+
+def _changes(**losses: torch.Tensor) -> dict:
+    """{name: mean, name_se: standard error} of loss differences [sequence]."""
+    changes = {}
+    for which, difference in losses.items():
+        changes[which], changes[f"{which}_se"] = mean_se(difference)
+    return changes
+
+
+def _removals(a: Analysis) -> dict:
+    """The loss increases of the virtual heads of order 2, removed one by one."""
+    if not a.pairs:
+        return {}
+    cost, cost_se = mean_se(a.unembedded.loss_increase.mean(-1))
+    ranked = sorted(zip(a.pairs, cost), key=lambda pair_and_cost: -pair_and_cost[1])
+    flat = sorted(cost)
+    lower, upper = flat[(len(flat) - 1) // 2], flat[len(flat) // 2]
+    return {
+        "virtual_removed": a.table(cost), "virtual_removed_se": cost_se and a.table(cost_se),
+        "virtual_largest": [pair_names(*pair) | {"loss_increase": increase}
+                            for pair, increase in ranked[:5]],
+        "virtual_above_0_01": sum(increase > LOSS_THRESHOLD for increase in flat),
+        "virtual_median": lower if a.choices["median"] == "lower" else (lower + upper) / 2,
+    }
+
+
 def print_term_importance(r: dict, results: dict, log: report.Log) -> None:
-    m, loss = results["sections"]["model"], r["loss_by_order"]
+    m = results["sections"]["model"]
     log("== 3. TERM IMPORTANCE: LOSS WHEN ONLY SOME TERMS ARE KEPT (nats per token, lower is "
         "better)")
     log(f"  uniform guess over {m['d_vocab']:,} tokens: ln({m['d_vocab']}) = {r['uniform']:.2f}")
-    log(f"  order 0 (direct path only):                 {loss[0]:5.2f}   marginal "
-        f"{r['marginal'][0]:+.2f}  ({r['per_term'][0]:+.2f} per term, 1 term)")
-    log(f"  order <= 1 (+ {m['n_single']} single-head terms):        {loss[1]:5.2f}   marginal "
-        f"{r['marginal'][1]:+.2f}  ({r['per_term'][1]:+.3f} per term)")
-    log(f"  order <= 2 (+ {m['n_virtual']} virtual heads):            {loss[2]:.2f}   marginal "
-        f"{r['marginal'][2]:+.2f}  ({r['per_term'][2]:+.4f} per term)")
+    for order in range(m["n_layers"] + 1):
+        log(_order_line(order, r, m["n_by_order"][order]))
     log(f"  the model itself:                           {r['loss_model']:.2f}")
+    if not lacks_pairs(m, log):
+        _print_virtual(r, m, log)
+    log("  head terms split by layer:")
+    for layer in range(m["n_layers"]):
+        d, others = r[f"layer{layer}"], [x for x in range(m["n_layers"]) if x != layer]
+        given = f", {d['given_other']:+.2f} vs direct path + {plus_layers(others)} heads"
+        log(f"    layer-{layer} heads: {d['vs_direct']:+.2f} vs direct path only"
+            f"{given if others else ''}")
+
+
+def _order_line(order: int, r: dict, n: int) -> str:
+    """The loss of all terms up to an order, and what the order adds."""
+    kind = {1: "single-head terms", 2: "virtual heads"}.get(order, f"terms of order {order}")
+    label = f"order <= {order} (+ {n} {kind}):" if order else "order 0 (direct path only):"
+    loss, marginal, share = (r[key][order] for key in ("loss_by_order", "marginal", "per_term"))
+    return (f"  {label:44}{loss:{'5.2f' if order < 2 else '.2f'}}   marginal {marginal:+.2f}  "
+            f"({share:+.{order + 2}f} per term{'' if order else ', 1 term'})")
+
+
+def _print_virtual(r: dict, m: dict, log: report.Log) -> None:
     log("    largest virtual heads (h2 o h1): " + ", ".join(
-        f"1.{v['h2']} o 0.{v['h1']} {v['loss_increase']:+.3f}" for v in r["virtual_largest"]))
+        f"{in_words(v)} {v['loss_increase']:+.3f}" for v in r["virtual_largest"]))
     log(f"    virtual heads: {r['virtual_above_0_01']} of {m['n_virtual']} above "
         f"+{LOSS_THRESHOLD}; median {r['virtual_median']:+.4f}")
-    log(f"  virtual heads split by what the layer-0 head read (check {r['split_check']:.1e}): from "
+    first = "layer-0 head" if m["n_layers"] == 2 else "first head"
+    log(f"  virtual heads split by what the {first} read (check {r['split_check']:.1e}): from "
         f"the start token {r['start_delta']:+.2f}, from real tokens {r['real_delta']:+.2f} (each "
         "added alone to order <= 1)")
-    log("  head terms split by layer:")
-    for layer, other in ((0, 1), (1, 0)):
-        d = r[f"layer{layer}"]
-        log(f"    layer-{layer} heads: {d['vs_direct']:+.2f} vs direct path only, "
-            f"{d['given_other']:+.2f} vs direct path + layer-{other} heads")
 
 
 # ------------------------------------------------------------------ 4. composition
 
 
 def compute_composition(a: Analysis, results: dict) -> dict:
-    model = a.run.model
-    W_Q, W_K, W_V, W_O = (w[1] for w in (model.W_Q, model.W_K, model.W_V, model.W_O))
+    if not a.pairs:
+        return {}
+    model, m = a.run.model, results["sections"]["model"]
+    reading = {k: w[1:].flatten(0, 1) for k, w in (
+        ("Q", model.W_Q), ("K", model.W_K), ("V", model.W_V), ("O", model.W_O.mT))}
+    writing = [w[:-1].flatten(0, 1) for w in (model.W_V, model.W_O)]
     baselines = common.random_baseline(model.cfg.d_model, model.cfg.d_head, N_BASELINE, a.seed)
     out, first = ({"baseline": _baseline(b, baselines[0])} for b in baselines)
-    for name, read, other in (("Q", W_Q, W_K), ("K", W_K, W_Q), ("V", W_V, W_O.mT)):
-        args = (model.W_V[0], model.W_O[0], read, other)
-        out[name] = _score_summary(common.composition_scores(*args), out["baseline"])
-        first[name] = _score_summary(common.first_published_scores(*args), first["baseline"])
-    A0 = a.run.patterns[0]
+    for kind, other in (("Q", "K"), ("K", "Q"), ("V", "O")):
+        args = (*writing, reading[kind], reading[other])
+        out[kind] = _score_summary(common.composition_scores(*args), out["baseline"], m)
+        first[kind] = _score_summary(common.first_published_scores(*args), first["baseline"], m)
+    A = a.run.patterns[:-1].flatten(0, 1)
     return out | {"first_published": first,
-                  "prev_token": common.mean_attention(A0, 1).tolist(),
-                  "two_back": common.mean_attention(A0, 2).tolist(),
-                  "start_token": A0[..., 0].mean((-1, -2)).tolist()}
+                  "prev_token": common.mean_attention(A, 1).tolist(),
+                  "two_back": common.mean_attention(A, 2).tolist(),
+                  "start_token": A[..., 0].mean((-1, -2)).tolist()}
 
 
 def _baseline(scores: torch.Tensor, corrected: torch.Tensor) -> dict:
@@ -244,60 +347,94 @@ def _baseline(scores: torch.Tensor, corrected: torch.Tensor) -> dict:
             "margin": THRESHOLD * (scores.std() / corrected.std()).item()}
 
 
-def _score_summary(scores: torch.Tensor, baseline: dict) -> dict:
-    """Scores [h2, h1] against their own random baseline."""
+def _score_summary(scores: torch.Tensor, baseline: dict, m: dict) -> dict:
+    """Scores [reader, writer] against their own random baseline. Null where there is none: the
+    reader does not come after the writer, or one of them is dead."""
     scores = scores.cpu()
-    h2, h1 = divmod(int(scores.argmax()), scores.shape[1])
-    return {"scores": scores.tolist(), "max": scores.max().item(), "max_pair": {"h2": h2, "h1": h1},
-            "mean": scores.mean().item(), "mean_by_h1": scores.mean(0).tolist(),
-            "n_above": int((scores > baseline["mean"] + THRESHOLD).sum()),
-            "z": ((scores - baseline["mean"]) / baseline["sd"]).tolist()}
+    for row, reader in zip(scores, m["readers"]):
+        row[len(earlier(m, reader)):] = math.nan  # the writers of later layers stand at its end
+    known = scores[~scores.isnan()]
+    largest = scores.nan_to_num(-1).argmax().item()
+    row, column = divmod(largest, scores.shape[1])
+    return {"scores": listed(scores), "max": scores[row, column].item() if len(known) else None,
+            "max_pair": {"reader": m["readers"][row], "writer": m["writers"][column]},
+            "mean": known.mean().item() if len(known) else None,
+            "mean_by_writer": listed(scores.nanmean(0)),
+            "n_above": int((known > baseline["mean"] + THRESHOLD).sum()),
+            "z": listed((scores - baseline["mean"]) / baseline["sd"])}
+
+
+def listed(x: torch.Tensor) -> list:
+    """The numbers of a tensor, None for NaN."""
+    if x.dim() > 1:
+        return [listed(row) for row in x]
+    return [None if math.isnan(v) else v for v in x.tolist()]
 
 
 def print_composition(r: dict, results: dict, log: report.Log) -> None:
-    m, first = results["sections"]["model"], r["first_published"]
-    log("== 4. COMPOSITION SCORES  ||W_A W_B||_F / (||W_A||_F ||W_B||_F)  (paper shapes, layer-0 "
-        "head h1 -> layer-1 head h2)")
+    m = results["sections"]["model"]
+    two = m["n_layers"] <= 2
+    log("== 4. COMPOSITION SCORES  ||W_A W_B||_F / (||W_A||_F ||W_B||_F)  (paper shapes, "
+        f"{'layer-0' if two else 'earlier'} head h1 -> {'layer-1' if two else 'later'} head h2)")
+    if lacks_pairs(m, log):
+        return
+    first = r["first_published"]
     log(f"  random baseline (two random rank-{m['d_head']} {m['d_model']} x {m['d_model']} "
         f"matrices, mean of {r['baseline']['n']}): {r['baseline']['mean']:.4f}")
     for kind in "QKV":
         log(f"  {kind}-composition: {_score_line(r[kind], m)}")
     for what, key in (("the previous token", "prev_token"), ("the start token", "start_token"),
                       ("two tokens back", "two_back")):
-        log(f"  layer-0 heads, mean attention to {what}: {_by_head(r[key], 0, 2)}")
+        for layer, values in of_layers(m["writers"], r[key]).items():
+            log(f"  layer-{layer} heads, mean attention to {what}: {_by_head(values, 2)}")
     for kind in "QKV":
-        log(f"  {kind}-composition, mean over the {m['n_heads']} layer-1 heads, per layer-0 head: "
-            f"{_by_head(r[kind]['mean_by_h1'], 0, 3)}")
+        for layer, values in of_layers(m["writers"], r[kind]["mean_by_writer"]).items():
+            log(f"  {kind}-composition, mean over the {_later_heads(m, int(layer))}, per "
+                f"layer-{layer} head: {_by_head(values, 3)}")
     log("  as first published, before the correction (the first factor moved to the end); random "
         f"baseline: {first['baseline']['mean']:.4f}")
     for kind in "QKV":
         log(f"    {kind}-composition: {_score_line(first[kind], m)}")
 
 
-def _by_head(values: list[float], layer: int, digits: int) -> str:
-    """One value for each head of a layer: 0.0 0.12, 0.1 0.34, ..."""
-    return ", ".join(f"{layer}.{h} {v:.{digits}f}" for h, v in enumerate(values))
+def _later_heads(m: dict, layer: int) -> str:
+    """8 layer-1 heads; or 16 later heads, of more than one layer."""
+    last = m["n_layers"] - 1
+    which = f"layer-{last}" if layer == last - 1 else "later"
+    return f"{(last - layer) * m['n_heads']} {which} heads"
+
+
+def number(x: float | None, form: str) -> str:
+    return "-" if x is None else format(x, form)
+
+
+def _by_head(values: dict[str, float], digits: int) -> str:
+    """One value for each head: 0.0 0.12, 0.1 0.34, ..."""
+    return ", ".join(f"{head} {number(v, f'.{digits}f')}" for head, v in values.items())
 
 
 def _score_line(s: dict, m: dict) -> str:
-    h2, h1 = s["max_pair"]["h2"], s["max_pair"]["h1"]
-    return (f"max {s['max']:.3f} (head 1.{h2} reads head 0.{h1}), mean {s['mean']:.3f}, pairs "
-            f"above baseline + {THRESHOLD}: {s['n_above']} of {m['n_virtual']}")
+    pair = s["max_pair"]
+    return (f"max {number(s['max'], '.3f')} (head {pair['reader']} reads head {pair['writer']}), "
+            f"mean {number(s['mean'], '.3f')}, pairs above baseline + {THRESHOLD}: {s['n_above']} "
+            f"of {m['n_virtual']}")
 
 
 def compute_attention_groups(a: Analysis, results: dict) -> dict:
+    if not a.pairs:
+        return {}
     run, worst = a.run, 0.0
     past = torch.ones(run.scores.shape[-2:], dtype=torch.bool, device=run.scores.device).tril()
     tv: dict = {"without_K": [], "without_Q": [], "without_QK": [], "none_alone": []}
-    tv_head = []
-    for h2, (scores, pattern) in enumerate(zip(run.scores[1], run.patterns[1])):
-        g = common.score_groups(run, a.paths, h2, a.choices["bias_is_moved"])
+    tv_of_pair = []
+    for layer, head in common.progress(common.readers(run.model), "score groups"):
+        g, pattern = common.score_groups(a.paths, layer, head), run.patterns[layer, head]
         full = g.total()
-        worst = max(worst, (full - scores)[:, past].abs().max().item())
-        for name, rest in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
-            tv[name].append(pattern_change(rest, pattern).item())
-        tv_head.append(pattern_change(full - g.K_of_head, pattern).tolist())
-    return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": tv_head}
+        worst = max(worst, (full - run.scores[layer, head])[:, past].abs().max().item())
+        for without, rest in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
+            tv[without].append(pattern_change(rest, pattern).item())
+        tv_of_pair += pattern_change(full - g.K_of_head, pattern).tolist()
+    return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": a.table(tv_of_pair)}
 
 
 def pattern_change(scores: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
@@ -306,61 +443,78 @@ def pattern_change(scores: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
 
 
 def print_attention_groups(r: dict, results: dict, log: report.Log) -> None:
-    log("== 5. ATTENTION SCORES OF THE LAYER-1 HEADS IN FOUR GROUPS (layer-0 patterns frozen; "
-        "change of the pattern: total variation)")
+    m = results["sections"]["model"]
+    two, readers = m["n_layers"] <= 2, m["readers"]
+    log(f"== 5. ATTENTION SCORES OF THE {'LAYER-1' if two else 'LATER'} HEADS IN FOUR GROUPS "
+        f"({'layer-0' if two else 'all'} patterns frozen; change of the pattern: total variation)")
+    if lacks_pairs(m, log):
+        return
     log("  no-composition + Q + K + Q-and-K terms vs the model's scores: max |diff| = "
         f"{r['max_abs_diff']:.1e}")
     tv = r["tv"]
-    for h, K in enumerate(tv["without_K"]):
-        log(f"    head 1.{h}: without K terms {K:.2f}, without Q terms {tv['without_Q'][h]:.2f}, "
-            f"without Q-and-K {tv['without_QK'][h]:.2f}; no-composition term alone "
-            f"{tv['none_alone'][h]:.2f}")
-    log("  without the K term of one layer-0 head alone:")
-    for h, row in enumerate(r["tv_without_K_of_head"]):
-        log(f"    head 1.{h}: " + ", ".join(f"0.{h1} {v:.2f}" for h1, v in enumerate(row)))
+    for i, head in enumerate(readers):
+        log(f"    head {head}: without K terms {tv['without_K'][i]:.2f}, without Q terms "
+            f"{tv['without_Q'][i]:.2f}, without Q-and-K {tv['without_QK'][i]:.2f}; no-composition "
+            f"term alone {tv['none_alone'][i]:.2f}")
+    log(f"  without the K term of one {'layer-0' if two else 'earlier'} head alone:")
+    for head, row in zip(readers, r["tv_without_K_of_head"]):
+        log(f"    head {head}: " + ", ".join(f"{w} {row[j]:.2f}" for j, w in earlier(m, head)))
 
 
 # ------------------------------------------------------------------ 6. virtual heads
 
 
-def _virtual_pattern(a: Analysis, h2: int, h1: int) -> dict:
-    """The pattern A1[h2] A0[h1] seen as one head's: where it looks, and that it is a pattern."""
-    product = a.run.patterns[1, h2] @ a.run.patterns[0, h1]
+def _virtual_pattern(a: Analysis, reader: Head, writer: Head) -> dict:
+    """The pattern A[reader] A[writer] seen as one head's: where it looks, and that it is one."""
+    product = a.run.patterns[reader] @ a.run.patterns[writer]
     rows = 3 if a.choices["distinct_places"] else 0
     seen = product[:, rows:]
     look = [seen[..., 0].mean().item()]
     look += [seen.diagonal(rows - k, -2, -1).mean().item() for k in range(3)]
-    return {"h2": h2, "h1": h1, "pattern": look,
+    return {**pair_names(reader, writer), "pattern": look,
             "row_sum_error": (product.sum(-1) - 1).abs().max().item(),
             "future_max": product.triu(1).abs().max().item()}
 
 
 def with_map(a: Analysis, v: dict) -> dict:
     """A virtual head with its pattern on the first tokens of the first sequence."""
-    product = a.run.patterns[1, v["h2"], 0] @ a.run.patterns[0, v["h1"], 0]
+    (l2, h2), (l1, h1) = (map(int, v[role].split(".")) for role in ("reader", "writer"))
+    product = a.run.patterns[l2, h2, 0] @ a.run.patterns[l1, h1, 0]
     return v | {"map": product[:N_MAP, :N_MAP].tolist(), "map_tokens": [
         loading.token_text(a.run.model, i) for i in a.run.tokens[0, :N_MAP].tolist()]}
 
 
 def compute_virtual_heads(a: Analysis, results: dict) -> dict:
-    s = results["sections"]
-    removed, V = s["term_importance"]["virtual_removed"], s["composition"]["V"]["scores"]
-    heads = [_virtual_pattern(a, h2, h1) | {"v_composition": V[h2][h1],
-                                            "loss_increase": removed[h2][h1]}
-             for h2, h1 in pairs(a.paths.z_virtual)]
+    if not a.pairs:
+        return {}
+    s, heads = results["sections"], []
+    tables = a.table(range(len(a.pairs))), s["composition"]["V"]["scores"], s[
+        "term_importance"]["virtual_removed"]
+    for pair, V, increase in _known_pairs(*tables):
+        heads.append(_virtual_pattern(a, *a.pairs[pair])
+                     | {"v_composition": V, "loss_increase": increase})
     return {"most_important": with_map(a, max(heads, key=lambda v: v["loss_increase"])),
             "most_two_back": with_map(a, max(heads, key=lambda v: v["pattern"][3])), "all": heads}
+
+
+def _known_pairs(first: list[list], *others: list[list]) -> list[tuple]:
+    """The values of several tables, pair by pair, where the first one has a value."""
+    return [values for rows in zip(first, *others) for values in zip(*rows)
+            if values[0] is not None]
 
 
 def print_virtual_heads(r: dict, results: dict, log: report.Log) -> None:
     log("== 6. VIRTUAL HEADS AS HEADS: PATTERN A^h2 A^h1 (mean weight on the start token, on the "
         "token itself, 1 back, 2 back)")
+    if not r:
+        log("  no pairs of heads in one layer")
+        return
     for label, key in (("most important", "most_important"), ("most two-back", "most_two_back")):
         v = r[key]
-        log(f"  {label}: 1.{v['h2']} o 0.{v['h1']}: pattern {[round(x, 2) for x in v['pattern']]}; "
+        log(f"  {label}: {in_words(v)}: pattern {[round(x, 2) for x in v['pattern']]}; "
             f"rows add up to 1 (max |sum - 1| {v['row_sum_error']:.1e}); future entries "
-            f"{v['future_max']:g}; V-composition score {v['v_composition']:.3f}; removing it: loss "
-            f"{v['loss_increase']:+.3f}")
+            f"{v['future_max']:g}; V-composition score {number(v['v_composition'], '.3f')}; "
+            f"removing it: loss {v['loss_increase']:+.3f}")
 
 
 def compute_induction(a: Analysis, results: dict) -> dict:
@@ -375,7 +529,7 @@ def compute_induction(a: Analysis, results: dict) -> dict:
 def print_induction(r: dict, results: dict, log: report.Log) -> None:
     log(f"  induction scores ({r['n_rows']} sequences of {r['n_ids']} random tokens, twice):")
     for layer, row in enumerate(r["score"]):
-        log(f"    {_by_head(row, layer, 2)}")
+        log(f"    {_by_head({name((layer, h)): v for h, v in enumerate(row)}, 2)}")
 
 
 def compute_counting(a: Analysis, results: dict) -> dict:
@@ -399,7 +553,8 @@ def compute_claims(a: Analysis, results: dict) -> dict:
 
 
 def print_claims(r: dict, results: dict, log: report.Log) -> None:
-    claims.print_claims(r, claims.PART_5, log)
+    if results["sections"]["model"]["n_layers"] == 2:
+        claims.print_claims(r, claims.PART_5, log)
 
 
 # ------------------------------------------------------------------ beyond the article
@@ -408,8 +563,10 @@ CAUSAL_TV = 0.1  # total variation; without its K term, a pair that changes a pa
 
 
 def rank_correlation(x: list[list[float]], y: list[list[float]]) -> float | None:
-    """Spearman's correlation of two maps [h2][h1]; None if one of them is constant."""
-    a, b = (_ranks(torch.tensor(scores, dtype=torch.float64).flatten()) for scores in (x, y))
+    """Spearman's correlation of two tables of pairs, over the pairs that both have; None if one of
+    them is constant."""
+    both = [(a, b) for a, b in _known_pairs(x, y) if b is not None]
+    a, b = (_ranks(column) for column in torch.tensor(both, dtype=torch.float64).reshape(-1, 2).T)
     size = a.norm() * b.norm()
     return (a @ b / size).item() if size > 0 else None
 
@@ -422,20 +579,22 @@ def _ranks(values: torch.Tensor) -> torch.Tensor:
     return ranks - ranks.mean()
 
 
-def _above(scores: list[list[float]], least: float) -> list[dict]:
+def _above(scores: list[list[float]], least: float, m: dict) -> list[dict]:
     """The pairs with more than `least`."""
-    return [{"h2": h2, "h1": h1} for h2, row in enumerate(scores)
-            for h1, v in enumerate(row) if v > least]
+    return [{"reader": reader, "writer": writer} for reader, row in zip(m["readers"], scores)
+            for writer, v in zip(m["writers"], row) if v is not None and v > least]
 
 
 def compute_correction(a: Analysis, results: dict) -> dict:
     """What the correction of the composition score changes, and what the causal tests say.
 
     A form calls a pair if its score exceeds the baseline of that form by the margin of that form.
-    The causal test of K-composition removes the K term of one layer-0 head from the scores of a
-    layer-1 head; that of V-composition removes the virtual head. Q-composition has none here.
+    The causal test of K-composition removes the K term of one writing head from the scores of the
+    reading head; that of V-composition removes the virtual head. Q-composition has none here.
     """
-    s = results["sections"]
+    s, m = results["sections"], results["sections"]["model"]
+    if m["n_layers"] == 1:
+        return {}
     tests = {"K": (s["attention_groups"]["tv_without_K_of_head"], CAUSAL_TV),
              "V": (s["term_importance"]["virtual_removed"], LOSS_THRESHOLD)}
     forms = {"corrected": s["composition"],
@@ -443,17 +602,19 @@ def compute_correction(a: Analysis, results: dict) -> dict:
     found = {}
     for kind in "QKV":
         maps = {name: form[kind]["scores"] for name, form in forms.items()}
-        called = {name: _above(maps[name], form["baseline"]["mean"] + form["baseline"]["margin"])
+        called = {name: _above(maps[name], form["baseline"]["mean"] + form["baseline"]["margin"],
+                               m)
                   for name, form in forms.items()}
         found[kind] = {"rank_correlation": rank_correlation(*maps.values()), "called": called}
         if kind in tests:
-            found[kind] |= _causal(maps, called, *tests[kind])
+            found[kind] |= _causal(maps, called, *tests[kind], m)
     return found
 
 
-def _causal(maps: dict, called: dict, changes: list[list[float]], least: float) -> dict:
+def _causal(maps: dict, called: dict, changes: list[list[float]], least: float,
+            m: dict) -> dict:
     """The pairs whose removal changes more than `least`, and which calls they support."""
-    causal = _above(changes, least)
+    causal = _above(changes, least, m)
     return {"causal": causal, "causal_threshold": least,
             "supported": {name: [pair for pair in those if pair in causal]
                           for name, those in called.items()},
@@ -462,44 +623,46 @@ def _causal(maps: dict, called: dict, changes: list[list[float]], least: float) 
 
 
 def print_correction(r: dict, results: dict, log: report.Log) -> None:
-    c = results["sections"]["composition"]
+    m = results["sections"]["model"]
     log("== BEYOND THE ARTICLE: WHAT THE CORRECTION OF THE COMPOSITION SCORE CHANGES")
+    if lacks_pairs(m, log):
+        return
+    c = results["sections"]["composition"]
     log("  corrected | as first published; * above the formula's own random baseline by "
         f"{THRESHOLD} | {c['first_published']['baseline']['margin']:.3f}, as many of its standard "
         "deviations")
     for kind in "QKV":
         log(f"  {kind}-composition: rank correlation of the two maps "
-            f"{_correlation(r[kind]['rank_correlation'])}")
-        both = zip(c[kind]["scores"], c["first_published"][kind]["scores"])
-        for h2, rows in enumerate(both):
-            calls = r[kind]["called"].values()
-            sides = [_marked(row, h2, called) for row, called in zip(rows, calls)]
-            log(f"    head 1.{h2}: {' | '.join(sides).rstrip()}")
+            f"{number(r[kind]['rank_correlation'], '+.2f')}")
+        calls = r[kind]["called"].values()
+        for head, *rows in zip(m["readers"], c[kind]["scores"],
+                               c["first_published"][kind]["scores"]):
+            sides = [_marked(row, head, called, m) for row, called in zip(rows, calls)]
+            log(f"    head {head}: {' | '.join(sides).rstrip()}")
     for kind, what in (("K", "its K term alone removed changes the pattern by more than"),
                        ("V", "the virtual head removed costs more nats than")):
-        k = r[kind]
-        log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} of "
-            f"{results['sections']['model']['n_virtual']} pairs pass (in brackets: a called "
-            "one that does not)")
-        for name, label in (("corrected", "corrected"), ("first_published", "as first published")):
-            log(f"    {label}: rank correlation of score and change "
-                f"{_correlation(k['rank_correlation_with_change'][name])}; called "
-                f"{pair_list(k, name)}")
+        _print_causal(kind, what, r[kind], m, log)
 
 
-def _correlation(x: float | None) -> str:
-    return "-" if x is None else f"{x:+.2f}"
+def _print_causal(kind: str, what: str, k: dict, m: dict, log: report.Log) -> None:
+    log(f"  {kind}, causal test ({what} {k['causal_threshold']}): {len(k['causal'])} of "
+        f"{m['n_virtual']} pairs pass (in brackets: a called one that does not)")
+    for form, label in (("corrected", "corrected"), ("first_published", "as first published")):
+        log(f"    {label}: rank correlation of score and change "
+            f"{number(k['rank_correlation_with_change'][form], '+.2f')}; called "
+            f"{pair_list(k, form)}")
 
 
-def _marked(row: list[float], h2: int, called: list[dict]) -> str:
-    """The scores of one layer-1 head; * after those that are called."""
-    marks = ["*" if {"h2": h2, "h1": h1} in called else " " for h1 in range(len(row))]
-    return " ".join(f"{v:.3f}{mark}" for v, mark in zip(row, marks))
+def _marked(row: list[float], reader: str, called: list[dict], m: dict) -> str:
+    """The scores of one reading head; * after those that are called."""
+    marks = ["*" if {"reader": reader, "writer": writer} in called else " "
+             for _, writer in earlier(m, reader)]
+    return " ".join(f"{number(v, '.3f')}{mark}" for v, mark in zip(row, marks))
 
 
-def pair_list(k: dict, name: str) -> str:
+def pair_list(k: dict, form: str) -> str:
     """The pairs that a form calls, those that the causal test does not support in brackets."""
-    names = [(f"1.{p['h2']} o 0.{p['h1']}", p in k["supported"][name]) for p in k["called"][name]]
+    names = [(in_words(pair), pair in k["supported"][form]) for pair in k["called"][form]]
     return ", ".join(n if supported else f"({n})" for n, supported in names) or "none"
 
 
@@ -534,7 +697,7 @@ class Setup:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.model, self.source = loading.load_model(
-            args.model, args.device, loading.DTYPES[args.dtype], 2)
+            args.model, args.device, loading.DTYPES[args.dtype])
         self.run_of: dict = {}  # {text setting: (run, text)} of the last one
 
     def freeze(self, **text_setting) -> tuple[common.FrozenRun, dict]:

@@ -6,9 +6,9 @@ nothing about the article's sentences, and a script knows nothing about tiles.
 
 Notation: row vectors, TransformerLens shapes. A head reads x [batch, pos, d_model] as x W_Q,
 x W_K, x W_V (W: [d_model, d_head]) and writes z W_O ([d_head, d_model]). Axes stand in the order
-layer, head, batch, query (or pos), key, then d_head, d_model or d_vocab; h2 (layer 1) before h1
-(layer 0) for pairs. `cen(x)` is x minus its mean over d_model, and LayerNorm is cen(x) / scale,
-its weight and bias folded into the next matrices. Losses are in nats per token.
+layer, head, batch, query (or pos), key, then d_head, d_model or d_vocab; of a pair of heads, the
+one that reads before the one that writes. `cen(x)` is x minus its mean over d_model, and LayerNorm
+is cen(x) / scale, its weight and bias folded into the next matrices. Losses are in nats per token.
 """
 
 from __future__ import annotations
@@ -83,9 +83,13 @@ class FrozenRun:
         m = self.model
         return m.b_O + torch.einsum("lhe,lhed->ld", m.b_V, m.W_O)
 
+    def read(self, layer: int, stream: Float[Tensor, "batch pos d_model"]) -> Tensor:
+        """cen(stream) / s, with the scale of the full run: what a layer reads. Same shape."""
+        return cen(stream) / self.scales[layer]
+
     def final_norm(self, stream: Float[Tensor, "batch pos d_model"]) -> Tensor:
-        """cen(stream) / s_final, with the scale of the full run: what W_U reads. Same shape."""
-        return cen(stream) / self.scales[-1]
+        """cen(stream) / s_final: what W_U reads."""
+        return self.read(-1, stream)
 
 
 @torch.no_grad()
@@ -116,38 +120,46 @@ def freeze(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> Frozen
 
 # ============================================================================= Path expansion
 
+Head = tuple[int, int]  # (layer, number)
+
+
+def readers(model: HookedTransformer) -> list[Head]:
+    """The heads that can read another head's output: those of every layer but the first."""
+    return list(np.ndindex(*model.W_O.shape[:2]))[len(model.W_O[0]):]
+
+
+def writers(model: HookedTransformer) -> list[Head]:
+    """The heads whose output another head can read: those of every layer but the last."""
+    return list(np.ndindex(*model.W_O.shape[:2]))[: -len(model.W_O[0])]
+
+
+def virtual_pairs(model: HookedTransformer) -> list[tuple[Head, Head]]:
+    """(reader, writer) of every virtual head of order 2; the writer's layer comes first."""
+    return [(r, w) for r in readers(model) for w in writers(model) if w[0] < r[0]]
+
 
 @dataclass(frozen=True)
 class Paths:
-    """The terms of a two-layer model: 1 direct, 2 x heads single, heads x heads virtual.
+    """The (1 + heads)^layers paths of a model: their sums by order, and the terms of order 1 and 2.
 
-    A head's term is z W_O with z [..., d_head] wide; only z is kept, so a virtual head costs
-    d_head numbers a position and never d_model.
+    The order of a path is the number of heads that it runs through. A head's term is z W_O with
+    z [..., d_head] wide; only z is kept, so a virtual head costs d_head numbers a position and
+    never d_model.
     """
 
     run: FrozenRun
-    direct: Float[Tensor, "batch pos d_model"]
-    bias: Float[Tensor, "batch pos d_model"]  # zero, unless b_O(0) counts as moved
-    bias_moved: Float[Tensor, "batch pos d_model"]  # layer 1 reading b_O(0), likewise
+    sums: Float[Tensor, "norm order batch pos d_model"]  # before each layer, and at the end
+    b_moved: Float[Tensor, "layer d_model"]  # the part of b_O that counts as moved by its layer
     z_single: Float[Tensor, "layer head batch pos d_head"]
-    z_virtual: Float[Tensor, "h2 h1 batch pos d_head"]
+    z_virtual: Float[Tensor, "pair batch pos d_head"]  # in the order of virtual_pairs
 
     def heads(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
-        """The sum of one layer's single-head terms."""
-        return write(self.z_single[layer], self.run.model.W_O[layer])
-
-    def virtual(self) -> Float[Tensor, "batch pos d_model"]:
-        """The sum of all virtual-head terms."""
-        return write(self.z_virtual.sum(1), self.run.model.W_O[1])
+        """The sum of one layer's single-head terms, with what of b_O counts as moved by it."""
+        return write(self.z_single[layer], self.run.model.W_O[layer]) + self.b_moved[layer]
 
     def stream(self, order: int) -> Float[Tensor, "batch pos d_model"]:
         """The sum of all terms that run through at most `order` heads."""
-        y = self.direct
-        if order >= 1:
-            y = y + self.bias + self.heads(0) + self.heads(1)
-        if order >= 2:
-            y = y + self.bias_moved + self.virtual()
-        return y
+        return self.sums[-1, : order + 1].sum(0)
 
 
 def write(
@@ -170,62 +182,78 @@ def attend(
 
 @torch.no_grad()
 def expand(run: FrozenRun, bias_is_moved: bool = False) -> Paths:
-    """All terms of the two-layer path expansion, patterns and scales frozen.
+    """The path expansion of a model of any depth, patterns and scales frozen.
 
-    T = Id x W_E W_U + sum_h A^h x W_E W_OV^h W_U
-        + sum_{h2,h1} (A^h2 A^h1) x W_E W_OV^h1 W_OV^h2 W_U
-    ("The logits as a sum of paths"), with LayerNorm as a fixed scale:
-        direct           x0 + b_O(0) + b_O(1)
-        layer-0 head h   o0[h] = A0[h] (cen(x0) / s0 W_V) W_O
-        layer-1 head h   A1[h] (cen(x0 + b_O(0)) / s1 W_V) W_O
-        virtual h2 o h1  A1[h2] (cen(o0[h1]) / s1 W_V[h2]) W_O[h2]
+    S_k(l) is the sum of all terms of order k before layer l ("The logits as a sum of paths", with
+    LayerNorm as a fixed scale):
 
-    Exact up to rounding: the terms add up to the run's final stream, since with A and s held
-    every step is linear. cen(z W_O) = z cen(W_O), so o0 is never written out per head.
+        S_0(0) = x0,  S_0(l+1) = S_0(l) + b_O(l)
+        S_k(l+1) = S_k(l) + sum_h A_l[h] (cen(S_{k-1}(l)) / s_l W_V[l, h]) W_O[l, h]
+
+    so no sum needs a term of its own. Exact up to rounding: the S_k add up to the run's stream,
+    since with A and s held every step is linear.
 
     Args:
-        bias_is_moved: count b_O(0) with what layer 0 moves instead of with the direct path.
+        bias_is_moved: count b_O with what its layer moves instead of with the direct path, where a
+            later layer reads it.
 
-    Cost: heads^2 x batch x pos^2 x d_head multiplications for the virtual heads.
+    Cost: layers x (layers + 1) / 2 times what one layer's heads cost in the model, and pairs x
+    batch x pos^2 x d_head multiplications for the virtual heads.
     """
-    W_V, W_O = run.model.W_V, run.model.W_O
-    if len(W_V) != 2:
-        raise ValueError(f"expand is for two layers, the model has {len(W_V)}")
-    s0, s1, _ = run.scales
-    A0, A1 = run.patterns
-    b0, b1 = run.b_O
-    read_by_1 = run.x0 if bias_is_moved else run.x0 + b0
-    z0 = attend(A0, cen(run.x0) / s0, W_V[0])
-    z1 = attend(A1, cen(read_by_1) / s1, W_V[1])
-    W_OV = cen(W_O[0]) @ W_V[1][:, None]  # [h2, h1, d_head, d_head]
-    z_virtual = torch.stack([A1[h2] @ (z0 / s1 @ W_OV[h2][:, None]) for h2 in range(len(A1))])
-    nothing = torch.zeros_like(run.x0)
+    W_V, W_O, b_moved = run.model.W_V, run.model.W_O, torch.zeros_like(run.b_O)
     if bias_is_moved:
-        direct, bias = run.x0 + b1, nothing + b0
-        bias_moved = write(attend(A1, cen(bias) / s1, W_V[1]), W_O[1])
-    else:
-        direct, bias, bias_moved = run.x0 + b0 + b1, nothing, nothing
-    return Paths(run, direct, bias, bias_moved, torch.stack([z0, z1]), z_virtual)
+        b_moved[:-1] = run.b_O[:-1]
+    n = len(run.patterns)
+    sums, z_single = run.x0.new_zeros(n + 1, n + 1, *run.x0.shape), []
+    sums[0, 0] = run.x0
+    for layer, pattern in enumerate(run.patterns):
+        sums[layer + 1] = sums[layer]
+        sums[layer + 1, 0] += run.b_O[layer] - b_moved[layer]
+        sums[layer + 1, 1] += b_moved[layer]
+        z = [attend(pattern, run.read(layer, y), W_V[layer]) for y in sums[layer, : layer + 1]]
+        for order, z_of_order in enumerate(z, 1):
+            sums[layer + 1, order] += write(z_of_order, W_O[layer])
+        z_single.append(z[0])
+    z_single = torch.stack(z_single)
+    return Paths(run, sums, b_moved, z_single, _virtual_heads(run, z_single))
+
+
+def _virtual_heads(run: FrozenRun, z_single: Tensor) -> Float[Tensor, "pair batch pos d_head"]:
+    """z of every virtual head of order 2: A[reader] (cen(z_single[writer] W_O[writer]) / s W_V).
+
+    cen(z W_O) = z cen(W_O), so what a writer adds to the stream is never written out.
+    """
+    W_V, W_O, n_heads = run.model.W_V, run.model.W_O, z_single.shape[1]
+    z, end = z_single.new_empty(len(virtual_pairs(run.model)), *z_single.shape[2:]), 0
+    for layer, head in readers(run.model):
+        start, end = end, end + layer * n_heads
+        W_OV = cen(W_O[:layer].flatten(0, 1)) @ W_V[layer, head]  # [writer, d_head, d_head]
+        read = z_single[:layer].flatten(0, 1) / run.scales[layer]
+        z[start:end] = run.patterns[layer, head] @ (read @ W_OV[:, None])
+    return z
 
 
 @torch.no_grad()
-def virtual_by_source(run: FrozenRun) -> tuple[Tensor, Tensor]:
-    """The virtual heads' sum, split by what the layer-0 heads read.
+def virtual_from(paths: Paths, source: slice, bias: bool = False) -> Tensor:
+    """The sum of the virtual heads of order 2 whose writing heads read these source positions only.
 
-    Every layer-0 pattern is split into the column of source position 0 and the other columns;
-    layer 1 moves each part on separately.
+    Args:
+        bias: add what of b_O counts as moved, as read by a later head. With all source positions,
+            and that, it is the whole sum of order 2.
 
     Returns:
-        (start, real) [batch, pos, d_model], whose sum is Paths.virtual().
+        [batch, pos, d_model].
     """
-    W_V, W_O = run.model.W_V, run.model.W_O
-    start = run.patterns[0].clone()
-    start[..., 1:] = 0
-    halves = []
-    for A0 in (start, run.patterns[0] - start):
-        moved = write(attend(A0, cen(run.x0) / run.scales[0], W_V[0]), W_O[0])
-        halves.append(write(attend(run.patterns[1], cen(moved) / run.scales[1], W_V[1]), W_O[1]))
-    return halves[0], halves[1]
+    run, once, twice = paths.run, torch.zeros_like(paths.run.x0), torch.zeros_like(paths.run.x0)
+    for layer in range(1, len(run.patterns)):
+        direct = run.read(layer - 1, paths.sums[layer - 1, 0])[:, source]
+        z = attend(run.patterns[layer - 1][..., source], direct, run.model.W_V[layer - 1])
+        once = once + write(z, run.model.W_O[layer - 1])
+        if bias:
+            once = once + paths.b_moved[layer - 1]
+        z = attend(run.patterns[layer], run.read(layer, once), run.model.W_V[layer])
+        twice = twice + write(z, run.model.W_O[layer])
+    return twice
 
 
 def pushes(run: FrozenRun, out: int) -> Float[Tensor, "head source"]:
@@ -263,7 +291,7 @@ class Unembedded:
     """What one pass over the logits of a text finds. Losses are in nats, summed in float64."""
 
     losses: dict[str, Float[Tensor, "batch next"]]  # -log p(next token)
-    loss_increase: Float[Tensor, "head term batch next"]  # when the term is removed
+    loss_increase: Float[Tensor, "term batch next"]  # when the term is removed
     max_abs_diff: float  # between the logits of the first and the last stream, at all positions
     min: float  # of the first stream's logits; infinite, as max, if there is only one stream
     max: float
@@ -274,7 +302,8 @@ def unembed(
     run: FrozenRun,
     normed: dict[str, Float[Tensor, "batch pos d_model"]],
     differences: dict[str, tuple[str, str, str]] | None = None,
-    z: Float[Tensor, "head term batch pos d_head"] | None = None,
+    z: Float[Tensor, "term batch pos d_head"] | None = None,
+    heads: Sequence[Head] = (),
 ) -> Unembedded:
     """Losses of many streams and removals, in one tiled pass over the vocabulary.
 
@@ -284,9 +313,9 @@ def unembed(
     own:
 
         differences: (i, j, k)  of x_i + x_j - x_k, from the logits of these three streams
-        z[h, i]                 of the last stream without the term z[h, i] W_O[h] of the last
-                                layer's head h, a rank-d_head update: logit_v - u W_OU[:, v] with
-                                u = z[h, i] / s_final and W_OU = cen(W_O[h]) W_U
+        z[i]                    of the last stream without the term z[i] W_O[heads[i]], a
+                                rank-d_head update: logit_v - u W_OU[:, v] with u = z[i] / s_final
+                                and W_OU = cen(W_O[heads[i]]) W_U
 
     Every exponential is shifted by the logit of the next token in the full stream. A row whose sum
     leaves the range in which this is safe is recomputed. Exact up to rounding, since nothing is
@@ -295,54 +324,79 @@ def unembed(
     Args:
         normed: run.final_norm(stream) by name, or run.final for the model itself.
         differences: by names that do not clash with those of normed.
+        heads: the (layer, head) that writes each term of z.
 
     Returns:
-        the losses of normed and differences by name, and the loss increase of every z[h, i].
+        the losses of normed and differences by name, and the loss increase of every term of z.
 
     Cost: one unembedding per stream, one exponential per logit and loss, d_head multiplications
     per logit and removal. Of a stream's logits, one tile of TILE_ROWS x TILE_COLUMNS exists at a
     time.
     """
-    W_U, b_U, (batch, pos) = run.model.W_U, run.model.b_U, run.tokens.shape
-    differences, names = differences or {}, list(normed)
-    first, last = names[0], names[-1]
+    differences, pos, (*_, last) = differences or {}, run.tokens.shape[1], normed
     x = {name: stream.flatten(0, 1) for name, stream in normed.items()}  # [n, d_model]
     x |= {name: x[i] + x[j] - x[k] for name, (i, j, k) in differences.items()}
-    z = run.model.W_O.new_zeros(0, 0, batch, pos, run.model.W_O.shape[2]) if z is None else z
-    u, W_O = (z / run.scales[-1]).flatten(2, 3), cen(run.model.W_O[-1, : len(z)])
+    removals = _Removals(run, z, heads)
     # The last token of a row predicts nothing; it is its own target here, and is dropped below.
     targets = torch.cat([run.tokens[:, 1:], run.tokens[:, -1:]], 1).flatten()
-    to_target = W_U[:, targets]
+    W_U, b_U, to_target = run.model.W_U, run.model.b_U, run.model.W_U[:, targets]
     shift = {name: (y * to_target.T).sum(-1) + b_U[targets] for name, y in x.items()}
+    sums, extremes = _sum_exponentials(run.model, x, shift, len(normed), differences, removals)
+    losses = {name: _log(sums[name], shift[name], x[name], W_U, b_U) for name in x}
+    increase = removals.loss_increase(run.model, x[last], shift[last], losses[last], to_target)
+    return Unembedded({name: _with_next(loss, pos) for name, loss in losses.items()},
+                      _with_next(increase, pos), extremes.difference / LOG2_E,
+                      extremes.low / LOG2_E, extremes.high / LOG2_E)
+
+
+def _sum_exponentials(model, x: dict, shift: dict, n_normed: int, differences: dict,
+                      removals: _Removals) -> tuple[dict, _Extremes]:
+    """The sum of exp(logit - shift) over the vocabulary for every stream, and the extremes; the
+    sums of the removals are added to their own. The first n_normed streams of x are multiplied
+    with W_U, the others follow from their logits."""
+    names, extremes = list(x)[:n_normed], _Extremes()
     sums = {name: torch.zeros_like(y, dtype=torch.float64) for name, y in shift.items()}
-    without = sums[last].new_zeros(u.shape[:3])
-    extremes = _Extremes()
-    for columns in progress(_tiles(W_U.shape[1], TILE_COLUMNS), "unembedding"):
-        W, b = W_U[:, columns], b_U[columns]
-        W_OU = W_O @ W
-        for rows in _tiles(batch * pos, TILE_ROWS):
+    for columns in progress(_tiles(model.W_U.shape[1], TILE_COLUMNS), "unembedding"):
+        W, b = model.W_U[:, columns], model.b_U[columns]
+        W_OU = removals.W_O @ W
+        for rows in _tiles(len(x[names[0]]), TILE_ROWS):
             bits = {name: torch.addmm(b, x[name][rows], W, beta=LOG2_E, alpha=LOG2_E)
                     for name in names}
-            if first != last:
-                extremes.add(bits[first], bits[last])
+            full, out = bits[names[-1]], torch.empty_like(bits[names[-1]])
+            extremes.add(bits[names[0]], full)
             bits |= {name: (bits[i] + bits[j]).sub_(bits[k])
                      for name, (i, j, k) in differences.items()}
-            out = torch.empty_like(bits[last])
-            for name, full in bits.items():
-                full.sub_(shift[name][rows, None], alpha=LOG2_E)
-                sums[name][rows] += torch.exp2(full, out=out).sum(1)
-            for h, i in pairs(u):
-                torch.addmm(bits[last], u[h, i, rows], W_OU[h], alpha=-LOG2_E, out=out)
-                without[h, i, rows] += out.exp2_().sum(1)
+            for name, logits in bits.items():
+                logits.sub_(shift[name][rows, None], alpha=LOG2_E)
+                sums[name][rows] += torch.exp2(logits, out=out).sum(1)
+            removals.add(full, rows, W_OU, out)
+    return sums, extremes
 
-    losses = {name: _log(sums[name], shift[name], x[name], W_U, b_U) for name in x}
-    for h, i in pairs(u):
-        without[h, i] = _log(without[h, i], shift[last], x[last], W_U, b_U, u[h, i], W_O[h])
-        without[h, i] -= losses[last]
-    without += torch.einsum("hind,hdn->hin", u, W_O @ to_target)
-    return Unembedded({name: _with_next(loss, pos) for name, loss in losses.items()},
-                      _with_next(without, pos), extremes.difference / LOG2_E,
-                      extremes.low / LOG2_E, extremes.high / LOG2_E)
+
+class _Removals:
+    """The terms z[i] W_O[heads[i]] of one stream, each removed by itself."""
+
+    def __init__(self, run: FrozenRun, z: Tensor | None, heads: Sequence[Head]):
+        writing, W_O = sorted(set(heads)), run.model.W_O
+        self.u = [] if z is None else (z / run.scales[-1]).flatten(1, 2)  # [term, n, d_head]
+        self.W_O = cen(torch.stack([W_O[head] for head in writing])) if writing else W_O[:0, 0]
+        self.of = [writing.index(head) for head in heads]  # the row of W_O for each term
+        self.sums = torch.zeros(len(heads), run.tokens.numel(), dtype=torch.float64,
+                                device=run.x0.device)
+
+    def add(self, bits: Tensor, rows: slice, W_OU: Tensor, out: Tensor) -> None:
+        """Add the exponentials of one tile of logits, shifted and in bits, without each term."""
+        for u, h, total in zip(self.u, self.of, self.sums):
+            torch.addmm(bits, u[rows], W_OU[h], alpha=-LOG2_E, out=out)
+            total[rows] += out.exp2_().sum(1)
+
+    def loss_increase(self, model, x: Tensor, shift: Tensor, loss: Tensor, to_target: Tensor):
+        """The loss without each term minus the loss of the stream x: [term, n]."""
+        W_OT = self.W_O @ to_target
+        for u, h, total in zip(self.u, self.of, self.sums):
+            total.copy_(_log(total, shift, x, model.W_U, model.b_U, u, self.W_O[h]) - loss)
+            total += (u * W_OT[h].T).sum(-1)
+        return self.sums
 
 
 @dataclass
@@ -354,6 +408,8 @@ class _Extremes:
     high: float = -math.inf
 
     def add(self, first: Tensor, last: Tensor) -> None:
+        if first is last:
+            return
         self.difference = max(self.difference, (last - first).abs_().max().item())
         self.low = min(self.low, first.min().item())
         self.high = max(self.high, first.max().item())
@@ -375,11 +431,6 @@ def _log(total: Float[Tensor, " n"], shift: Tensor, x: Tensor, W_U: Tensor, b_U:
     normalizer = [(part @ W_U + b_U).logsumexp(-1) for part in rows.split(64)]
     again = torch.cat(normalizer) - shift[unsafe]
     return total.log().masked_scatter(unsafe, again.double())
-
-
-def pairs(x: Tensor) -> list[tuple[int, ...]]:
-    """The indices of a tensor's first two axes, (h2, h1) of virtual heads."""
-    return list(np.ndindex(*x.shape[:2]))
 
 
 # ========================================================================= Attention patterns
@@ -405,14 +456,14 @@ def total_variation(
 
 @dataclass(frozen=True)
 class ScoreGroups:
-    """Unmasked scores of one layer-1 head, split by which side a layer-0 head has moved:
+    """Unmasked scores of one head, split by which side earlier heads have moved:
     [batch, query, key] each."""
 
     none: Tensor
     Q: Tensor
     K: Tensor
     QK: Tensor
-    K_of_head: Float[Tensor, "h1 batch query key"]  # K, from one layer-0 head's moved key alone
+    K_of_head: Float[Tensor, "writer batch query key"]  # from the key that one head alone has moved
 
     def total(self) -> Tensor:
         """The head's scores; the mask then hides those above the diagonal."""
@@ -420,33 +471,29 @@ class ScoreGroups:
 
 
 @torch.no_grad()
-def score_groups(
-    run: FrozenRun, paths: Paths, h2: int, bias_is_moved: bool = False
-) -> ScoreGroups:
-    """Split the scores of layer-1 head h2 by path ("The attention scores as a sum of paths").
+def score_groups(paths: Paths, layer: int, head: int) -> ScoreGroups:
+    """Split the scores of a head by path ("The attention scores as a sum of paths").
 
     s_ij = (d_i + m_i) W_QK (d_j + m_j) / sqrt(d_head), query and key each split into the direct
-    part d = cen(x0 + b_O(0)) / s1 (with b_Q or b_K) and the moved part m = cen(sum_h1 o0[h1]) / s1:
-    none (d, d), Q (m, d), K (d, m), QK (m, m). Exact up to rounding.
+    part d = cen(S_0) / s (with b_Q or b_K) and the moved part m, all the rest of the stream before
+    the layer: none (d, d), Q (m, d), K (d, m), QK (m, m). Exact up to rounding.
     """
-    m, s1, b0 = run.model, run.scales[1], run.b_O[0]
-    W_Q, W_K = m.W_Q[1, h2], m.W_K[1, h2]
-    read = cen(run.x0 if bias_is_moved else run.x0 + b0) / s1
-    moved = paths.z_single[0] / s1  # [h1, batch, pos, d_head]; moved @ cen(W_O) is cen(o0) / s1
-    W_O = cen(m.W_O[0])[:, None]
-    q_moved, k_moved = moved @ (W_O @ W_Q), moved @ (W_O @ W_K)
-    extra = cen(b0) / s1 if bias_is_moved else torch.zeros_like(read)
-    q_direct, q_all_moved = read @ W_Q + m.b_Q[1, h2], q_moved.sum(0) + extra @ W_Q
-    k_direct, k_all_moved = read @ W_K + m.b_K[1, h2], k_moved.sum(0) + extra @ W_K
-    scale = m.cfg.attn_scale
+    run, m, scale = paths.run, paths.run.model, paths.run.model.cfg.attn_scale
+    W_Q, W_K, b_Q, b_K = (w[layer, head] for w in (m.W_Q, m.W_K, m.b_Q, m.b_K))
+    direct = run.read(layer, paths.sums[layer, 0])
+    moved = run.read(layer, paths.sums[layer, 1:].sum(0))
+    q_direct, q_moved = direct @ W_Q + b_Q, moved @ W_Q
+    k_direct, k_moved = direct @ W_K + b_K, moved @ W_K
+    z = paths.z_single[:layer].flatten(0, 1) / run.scales[layer]  # z cen(W_O) is what it moves
+    k_of_head = z @ (cen(m.W_O[:layer].flatten(0, 1)) @ W_K)[:, None]
 
     def scores(q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT / scale
 
     return ScoreGroups(
-        none=scores(q_direct, k_direct), Q=scores(q_all_moved, k_direct),
-        K=scores(q_direct, k_all_moved), QK=scores(q_all_moved, k_all_moved),
-        K_of_head=scores(q_direct, k_moved))
+        none=scores(q_direct, k_direct), Q=scores(q_moved, k_direct),
+        K=scores(q_direct, k_moved), QK=scores(q_moved, k_moved),
+        K_of_head=scores(q_direct, k_of_head))
 
 
 @torch.no_grad()

@@ -136,7 +136,7 @@ def plot_virtual_heads(r: dict, results: dict):
     figure, axes = charts.map_figure(past[0], 1, 2, charts.PLAIN_CELL)
     charts.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
     for ax, (reason, v) in zip(axes, chosen.items()):
-        charts.name_axes(ax, f"1.{v['h2']} o 0.{v['h1']}: {reason}", "token read (key)",
+        charts.name_axes(ax, f"{v['reader']} o {v['writer']}: {reason}", "token read (key)",
                          "token that reads (query)")
     return charts.finished(figure, "two virtual heads, their pattern A^h2 A^h1 on the first "
                            f"{len(tokens)} tokens", results)

@@ -87,18 +87,21 @@ def _in_words(value, form: str) -> str:
 
 
 def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
-    """The claims of part 5; threshold: a composition score above the baseline, loss_threshold in
-    nats."""
+    """The claims of part 5, which the article makes of two layers; of other models, only
+    what the sum of all terms misses. threshold: a composition score above the baseline,
+    loss_threshold in nats."""
     terms, composition = sections["term_importance"], sections["composition"]
+    of_any_model = {"thresholds": {"composition": threshold, "loss": loss_threshold},
+                    "full_sum_minus_model": terms["loss_by_order"][-1] - terms["loss_model"]}
+    if sections["model"]["n_layers"] != 2:
+        return of_any_model
     total = terms["uniform"] - terms["loss_model"]
     previous = composition["prev_token"]
-    return {
-        "thresholds": {"composition": threshold, "loss": loss_threshold},
+    return of_any_model | {
         "total_drop": total,
         "single_share": -terms["marginal"][1] / total,
-        "full_sum_minus_model": terms["loss_by_order"][2] - terms["loss_model"],
         "virtual_over_paper": -terms["marginal"][2] / PAPER_VIRTUAL_FALL,
-        "largest_run_through": sorted({f"1.{v['h2']}" for v in terms["virtual_largest"]}),
+        "largest_run_through": sorted({v["reader"] for v in terms["virtual_largest"]}),
         "pairs_above": sum(composition[kind]["n_above"] for kind in "QKV"),
         "previous_token_head": f"0.{previous.index(max(previous))}",
         "column": _column(sections, composition["baseline"]["mean"], threshold),
@@ -110,7 +113,7 @@ def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
 def _column(sections: dict, baseline: float, threshold: float) -> dict:
     """The layer-0 head with the highest mean Q- and K-composition, and what it changes."""
     composition = sections["composition"]
-    means = {kind: composition[kind]["mean_by_h1"] for kind in "QK"}
+    means = {kind: composition[kind]["mean_by_writer"] for kind in "QK"}
     heads = range(len(means["Q"]))
     column = max(heads, key=lambda h: means["Q"][h] + means["K"][h])
     others = [of_kind[h] for of_kind in means.values() for h in heads if h != column]

@@ -196,6 +196,8 @@ def with_published(published: dict, results: dict) -> list[Row]:
     rows = []
     for entry in published["entries"]:
         ours, why = look_up(results, entry["key"]), reason(entry)
+        if ours is None and results["meta"].get("model") != published.get("model"):
+            why = why or OTHER_MODEL  # one of other depth may have no such number
         if why:
             off, verdict = 0.0, NOT_COMPARED
         else:

@@ -31,7 +31,7 @@ PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
 WIKITEXT_ROWS = 4358
 WIKITEXT_SHA256 = "bbf94c53a05abe9ee670d3b6343608095822c85e26de37c70b24fc571964574a"
-PUBLIC = {f"attn-only-{n}l": f"NeelNanda/Attn_Only_{n}L512W_C4_Code" for n in (1, 2)}
+PUBLIC = {f"attn-only-{n}l": f"NeelNanda/Attn_Only_{n}L512W_C4_Code" for n in (1, 2, 3, 4)}
 HELLO_IDS = [11765, 14, 1499, 3]  # "Hello, world!" in the public models' tokenizer, without BOS
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 import common
-from results import compare, report
+from results import compare, loading, report
 
 TEMPLATE = "page.html.jinja"
 HEADING = "== "  # starts a heading of the log
@@ -143,7 +143,7 @@ def caution(published: dict, meta: dict) -> str:
     name, whys = published["model"], []
     if meta["model"] != name:
         whys.append(f"they are of the model {meta['model']}, the article's of {name}")
-    elif meta.get("revision") is None and name in common.PUBLIC:
+    elif meta.get("revision") is None and name in loading.PUBLIC:
         whys.append(f"they are of a model folder named {name}, the article's of the public model")
     if published.get("rows_sha256") != meta.get("rows_sha256") and published.get("on_text"):
         whys.append(f"they are of another text, {meta['text']}")

@@ -1,6 +1,6 @@
 """Speed and memory, measured by hand: every cost as a ratio of two things run in one process.
 
-    python tests/benchmark.py              # the public models' sizes; about 25 minutes on two cores
+    python tests/benchmark.py              # the public models' sizes; about 50 minutes on two cores
     python tests/benchmark.py --only a,e   # some of the measures
     python tests/benchmark.py --small      # sizes that take seconds: whether it runs, not how fast
 
@@ -24,6 +24,7 @@ e. The floor of the removals over their time. Floor: their multiplications at th
    both measured in the same pair. The full logits, made once and shared, are not counted.
 f. Growth of part 5 with the tokens, in sequences of one length, and with the heads of one d_model.
    Linear: no more time per token than with the fewest, but for a tenth.
+g. Part 5 of three and of four layers over that of two: 192 and 384 removals for 64.
 
 Peak memory is that of the whole process during each side, weights and all, the most of all pairs
 (on Linux; 0 elsewhere).
@@ -201,32 +202,39 @@ def sequence_losses(run: common.FrozenRun, stream: Tensor) -> Float[Tensor, " ba
     return -log_p[:, :-1].gather(-1, run.tokens[:, 1:, None]).mean((1, 2))
 
 
-def all_removed(bench: Bench) -> Float[Tensor, "h2 h1 batch"]:
+def reading(run: common.FrozenRun) -> list[common.Head]:
+    """The head that writes each virtual head's term."""
+    return [reader for reader, _ in common.virtual_pairs(run.model)]
+
+
+def all_removed(bench: Bench) -> Float[Tensor, "pair batch"]:
     readout = bench.run.final_norm(bench.paths.stream(2))
-    found = common.unembed(bench.run, {"two": readout}, z=bench.paths.z_virtual)
+    found = common.unembed(bench.run, {"two": readout}, z=bench.paths.z_virtual,
+                           heads=reading(bench.run))
     return found.loss_increase.mean(-1)
 
 
 def removals(bench: Bench) -> None:
     run, paths = bench.run, bench.paths
-    pairs, stream = common.pairs(paths.z_virtual), paths.stream(2)
-    some, before = min(SOME, len(pairs)), sequence_losses(run, stream)
+    heads, stream, n = reading(run), paths.stream(2), len(paths.z_virtual)
+    some, before = min(SOME, n), sequence_losses(run, stream)
 
     def one_by_one(i: int) -> dict:
-        terms = {(h2, h1): paths.z_virtual[h2, h1] @ run.model.W_O[1, h2]
-                 for h2, h1 in (pairs[(i * some + k) % len(pairs)] for k in range(some))}
-        return {pair: sequence_losses(run, stream - term) - before for pair, term in terms.items()}
+        chosen = [(i * some + k) % n for k in range(some)]
+        return {pair: sequence_losses(
+            run, stream - paths.z_virtual[pair] @ run.model.W_O[heads[pair]]) - before
+            for pair in chosen}
 
-    print_ratio(bench, f"b. {len(pairs)} removals one by one / common.unembed", one_by_one,
-                lambda i: all_removed(bench), "least 8", scale=len(pairs) / some,
-                note=f"{some} of {len(pairs)} one by one, scaled", tolerance=1e-4,
+    print_ratio(bench, f"b. {n} removals one by one / common.unembed", one_by_one,
+                lambda i: all_removed(bench), "least 8", scale=n / some,
+                note=f"{some} of {n} one by one, scaled", tolerance=1e-4,
                 check=lambda few, ours: max((ours[p] - x).abs().max().item()
                                             for p, x in few.items()))
 
 
 def floor(bench: Bench) -> None:
-    h2, h1, batch, pos, d_head = bench.paths.z_virtual.shape
-    logits = h2 * h1 * batch * (pos - 1) * bench.sizes["d_vocab"]
+    n, batch, pos, d_head = bench.paths.z_virtual.shape
+    logits = n * batch * (pos - 1) * bench.sizes["d_vocab"]
 
     def least(i: int) -> float:
         a = torch.randn(bench.square, bench.square)
@@ -236,7 +244,7 @@ def floor(bench: Bench) -> None:
                     for f in (torch.exp, torch.exp2) for _ in range(99)) / tile.numel()
         return logits * (d_head * product + power)
 
-    print_ratio(bench, f"e. floor of {h2 * h1} removals / common.unembed", least,
+    print_ratio(bench, f"e. floor of {n} removals / common.unembed", least,
                 lambda i: all_removed(bench), "least 0.5",
                 note=f"{logits * d_head:.2g} multiplications, {logits:.2g} exponentials")
 
@@ -256,6 +264,18 @@ def growth(bench: Bench) -> None:
         lambda ratios: all(x <= LINEAR * r / rows[0] for x, r in zip(ratios, rows)))
     heads = [bench.heads // 2, bench.heads, 2 * bench.heads]
     row("heads", {h: (bench.model(heads=h), bench.tokens()) for h in heads}, "none", lambda _: None)
+
+
+def depth(bench: Bench) -> None:
+    tokens = bench.tokens()
+
+    def analysis_of(model):
+        return lambda i: analyse(model, tokens)
+
+    for n_layers, limit in (3, 3.5), (4, 7):
+        print_ratio(bench, f"g. part 5's analysis, {n_layers} layers / 2 layers",
+                    analysis_of(bench.model(n_layers)), analysis_of(bench.two_layers),
+                    f"most {limit}", note=f"{tokens.numel():,} tokens")
 
 
 # ------------------------------------------------------------------ weights
@@ -310,7 +330,7 @@ def copying(bench: Bench) -> None:
                 tolerance=1e-9)
 
 
-MEASURES = dict(a=whole_part, b=removals, c=composition, d=copying, e=floor, f=growth)
+MEASURES = dict(a=whole_part, b=removals, c=composition, d=copying, e=floor, f=growth, g=depth)
 
 
 @torch.no_grad()

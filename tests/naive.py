@@ -12,7 +12,9 @@ d_model x d_model products. It is meant to be read next to the equations.
     ln_w, ln_b [layer, d_model], ln_final_w, ln_final_b [d_model]: only where they are not folded
 
 Vectors are rows. Head (l, h) is head h of layer l, both from 0. A path is a tuple of heads in the
-order in which information runs through them; () is the direct path.
+order in which information runs through them; () is the direct path. A pair is (reader, writer), the
+writer in an earlier layer; a table has a row for each head of layers 1.. and a column for each head
+of all layers but the last, None where they are no pair.
 """
 
 from __future__ import annotations
@@ -130,6 +132,42 @@ def constant_of(w: dict, layer: int):
     return w["b_O"][layer] + sum(b @ W for b, W in zip(w["b_V"][layer], w["W_O"][layer]))
 
 
+def heads_of(w: dict, layers) -> list[tuple]:
+    return [(layer, h) for layer in layers for h in range(len(w["W_O"][0]))]
+
+
+def readers(w: dict) -> list[tuple]:
+    return heads_of(w, range(1, len(w["W_O"])))
+
+
+def writers(w: dict) -> list[tuple]:
+    return heads_of(w, range(len(w["W_O"]) - 1))
+
+
+def pairs(w: dict) -> list[tuple]:
+    return [(r, wr) for r in readers(w) for wr in writers(w) if wr[0] < r[0]]
+
+
+def table(w: dict, of_pair: dict) -> list:
+    """Rows of readers by columns of writers."""
+    return [[of_pair.get((r, wr)) for wr in writers(w)] for r in readers(w)]
+
+
+def name(head: tuple) -> str:
+    return f"{head[0]}.{head[1]}"
+
+
+def unmoved(w: dict, run: Run, layer: int, bias_is_moved: bool) -> np.ndarray:
+    """x0 and the constants of the layers before `layer`, but for those that count as moved; that of
+    the last layer, which no head reads, never does."""
+    last = len(w["W_O"]) - 1
+    stream = run.streams[0].copy()
+    for k in range(layer):
+        if k == last or not bias_is_moved:
+            stream = stream + constant_of(w, k)
+    return stream
+
+
 def terms(w: dict, run: Run, bias_is_moved: bool = False) -> dict:
     """Every path's term, [pos, d_model] each, for any number of layers.
 
@@ -137,25 +175,24 @@ def terms(w: dict, run: Run, bias_is_moved: bool = False) -> dict:
     ((l, h),)                 head (l, h) reading x0 + the constants of the layers before l
     ((l, h), (m, g))          head (m, g) reading what head (l, h) wrote; and so on
 
-    With bias_is_moved the constant of layer 0 is written by a path of its own, ((0, "bias"),),
-    and later heads read it from there: ((0, "bias"), (1, g)).
+    With bias_is_moved the constant of a layer but the last is written by a path of its own,
+    ((l, "bias"),), and later heads read it from there: ((l, "bias"), (m, g)).
     """
-    layers, heads = len(w["W_O"]), len(w["W_O"][0])
-
-    def unmoved(layer):
-        return run.streams[0] + sum((constant_of(w, k) for k in range(bias_is_moved, layer)),
-                                    np.zeros_like(run.streams[0]))
-
-    found = {}
+    layers, found = len(w["W_O"]), {}
     for layer in range(layers):
-        read = {(): unmoved(layer)} | found
-        if bias_is_moved and layer == 0:
-            found = {((0, "bias"),): np.zeros_like(run.streams[0]) + constant_of(w, 0)}
-        for (path, stream), h in itertools.product(read.items(), range(heads)):
+        read = {(): unmoved(w, run, layer, bias_is_moved)} | found
+        if bias_is_moved and layer < layers - 1:
+            found[((layer, "bias"),)] = np.zeros_like(run.streams[0]) + constant_of(w, layer)
+        for (path, stream), h in itertools.product(read.items(), range(len(w["W_O"][0]))):
             found[*path, (layer, h)] = head_output(
                 run.patterns[layer][h], stream, run.scales[layer], w["W_V"][layer][h],
                 w["W_O"][layer][h])
-    return {(): unmoved(layers)} | found
+    return {(): unmoved(w, run, layers, bias_is_moved)} | found
+
+
+def moved_before(found: dict, layer: int):
+    """The sum of all paths through one head or more, all of them before `layer`."""
+    return sum(term for path, term in found.items() if path and path[-1][0] < layer)
 
 
 def up_to(order: int, found: dict):
@@ -164,7 +201,7 @@ def up_to(order: int, found: dict):
 
 
 def is_virtual(path: tuple) -> bool:
-    """A head of layer 1 on a head of layer 0."""
+    """A head on a head of an earlier layer."""
     return len(path) == 2 and path[0][1] != "bias"
 
 
@@ -175,17 +212,17 @@ def partial_logits(w: dict, run: Run, stream):
 
 
 def path_expansion(w: dict, runs: list, bias_is_moved: bool = False) -> dict:
-    """Terms against the model: the stream before layer 1, and every logit."""
-    stream_diff, logit_diff, n_terms = 0.0, 0.0, 0
+    """Terms against the model: the stream before every layer but the first, and every logit."""
+    layers, stream_diff, logit_diff, n_terms = len(w["W_O"]), [], 0.0, 0
     for run in runs:
         found = terms(w, run, bias_is_moved)
         n_terms = sum(not path or path[0][1] != "bias" for path in found)
-        before_1 = run.streams[0] + constant_of(w, 0) + sum(
-            found[((0, h),)] for h in range(len(w["W_O"][0])))
-        stream_diff = max(stream_diff, abs(before_1 - run.streams[1]).max())
-        ours = partial_logits(w, run, up_to(2, found))
+        for layer in range(1, layers):
+            before = unmoved(w, run, layer, bias_is_moved) + moved_before(found, layer)
+            stream_diff.append(abs(before - run.streams[layer]).max())
+        ours = partial_logits(w, run, up_to(layers, found))
         logit_diff = max(logit_diff, abs(ours - run.logits).max())
-    return {"n_terms": n_terms, "stream_max_abs_diff": stream_diff,
+    return {"n_terms": n_terms, "stream_max_abs_diff": max(stream_diff, default=None),
             "logits_max_abs_diff": logit_diff,
             "logits_min": min(run.logits.min() for run in runs),
             "logits_max": max(run.logits.max() for run in runs)}
@@ -204,41 +241,53 @@ def loss_of_logits(logits, ids) -> float:
     return total / (len(ids) - 1)
 
 
-def virtual_from(w: dict, run: Run, is_read) -> np.ndarray:
-    """All virtual heads, the layer-0 heads reading the source positions j with is_read(j) only."""
+def virtual_from(w: dict, run: Run, is_read, bias_is_moved: bool = False) -> np.ndarray:
+    """All virtual heads of order 2, the writing heads reading the source positions j with
+    is_read(j) only."""
     total = np.zeros_like(run.streams[0])
-    heads = range(len(w["W_O"][0]))
-    for h1 in heads:
-        A = run.patterns[0][h1].copy()
+    for l1, h1 in writers(w):
+        A = run.patterns[l1][h1].copy()
         for j in range(len(A)):
             if not is_read(j):
                 A[:, j] = 0
-        o0 = head_output(A, run.streams[0], run.scales[0], w["W_V"][0][h1], w["W_O"][0][h1])
-        for h2 in heads:
-            total += head_output(run.patterns[1][h2], o0, run.scales[1], w["W_V"][1][h2],
-                                 w["W_O"][1][h2])
+        wrote = head_output(A, unmoved(w, run, l1, bias_is_moved), run.scales[l1],
+                            w["W_V"][l1][h1], w["W_O"][l1][h1])
+        for l2, h2 in readers(w):
+            if l1 < l2:
+                total += head_output(run.patterns[l2][h2], wrote, run.scales[l2], w["W_V"][l2][h2],
+                                     w["W_O"][l2][h2])
     return total
+
+
+def kept_streams(w: dict, run: Run, found: dict, start, real) -> dict:
+    """The final streams by what is kept of all terms."""
+    layers = range(len(w["W_O"]))
+    single = [found_sum(found, lambda path, layer=layer: len(path) == 1 and path[0][0] == layer)
+              for layer in layers]
+    streams = {f"order {n}": up_to(n, found) for n in range(len(layers) + 1)}
+    streams |= {"start": up_to(1, found) + start, "real": up_to(1, found) + real}
+    for layer in layers:
+        streams["alone", layer] = found[()] + single[layer]
+        streams["without", layer] = up_to(1, found) - single[layer]
+    full = up_to(len(layers), found)
+    return streams | {(r, wr): full - found[wr, r] for r, wr in pairs(w)}
+
+
+def found_sum(found: dict, is_wanted) -> np.ndarray:
+    """The sum of the terms of all paths that are wanted."""
+    return sum((term for path, term in found.items() if is_wanted(path)),
+               np.zeros_like(found[()]))
 
 
 def sequence_losses(w: dict, run: Run, bias_is_moved: bool) -> tuple[dict, float]:
     """Losses of one sequence by what is kept, and how far start + real is from all virtual."""
     found = terms(w, run, bias_is_moved)
-    heads = range(len(w["W_O"][0]))
-    full = up_to(2, found)
-    start = virtual_from(w, run, lambda j: j == 0)
-    real = virtual_from(w, run, lambda j: j != 0)
-    single_of_layer = {layer: sum(term for path, term in found.items()
-                                  if len(path) == 1 and path[0][0] == layer) for layer in (0, 1)}
-    streams = {
-        "order 0": up_to(0, found), "order 1": up_to(1, found), "order 2": full,
-        "start": up_to(1, found) + start, "real": up_to(1, found) + real,
-        "layer 0": found[()] + single_of_layer[0], "layer 1": found[()] + single_of_layer[1],
-    } | {(h2, h1): full - found[(0, h1), (1, h2)] for h2 in heads for h1 in heads}
-    losses = {name: loss_of_logits(partial_logits(w, run, stream), run.ids)
-              for name, stream in streams.items()}
+    start = virtual_from(w, run, lambda j: j == 0, bias_is_moved)
+    real = virtual_from(w, run, lambda j: j != 0, bias_is_moved)
+    losses = {key: loss_of_logits(partial_logits(w, run, stream), run.ids)
+              for key, stream in kept_streams(w, run, found, start, real).items()}
     losses["model"] = loss_of_logits(run.logits, run.ids)
-    virtual = sum(term for path, term in found.items() if is_virtual(path))
-    return losses, abs(start + real - virtual).max()
+    return losses, abs(start + real - found_sum(found, is_virtual)).max()
 
 
 def mean(values) -> float:
@@ -255,39 +304,53 @@ def term_importance(w: dict, runs: list, bias_is_moved: bool = False,
                     median: str = "middle two") -> dict:
     """Losses by order and their differences; a difference is paired, sequence by sequence."""
     per_sequence, checks = zip(*(sequence_losses(w, run, bias_is_moved) for run in runs))
-    heads, d_vocab = len(w["W_O"][0]), len(w["b_U"])
-    uniform = {"uniform": math.log(d_vocab)}
+    layers, uniform = len(w["W_O"]), math.log(len(w["b_U"]))
 
     def change(to, before):
         """Mean and standard error over the sequences of loss(to) - loss(before)."""
-        d = [(uniform | s)[to] - (uniform | s)[before] for s in per_sequence]
+        d = [({"uniform": uniform} | s)[to] - ({"uniform": uniform} | s)[before]
+             for s in per_sequence]
         return mean(d), standard_deviation(d) / math.sqrt(len(d))
 
-    marginal = [change("order 0", "uniform"), change("order 1", "order 0"),
-                change("order 2", "order 1")]
-    removed = [[change((h2, h1), "order 2") for h1 in range(heads)] for h2 in range(heads)]
-    ranked = sorted(((removed[h2][h1][0], h2, h1) for h2 in range(heads) for h1 in range(heads)),
-                    reverse=True)
-    costs = sorted(cost for cost, _, _ in ranked)
-    lower, upper = costs[(len(costs) - 1) // 2], costs[len(costs) // 2]
-    split = {f"layer{layer}": named(vs_direct=change(f"layer {layer}", "order 0"),
-                                    given_other=change("order 1", f"layer {1 - layer}"))
-             for layer in (0, 1)}
+    found = losses_by_order(w, runs, per_sequence, change) | {"uniform": uniform}
+    for layer in range(layers):
+        found[f"layer{layer}"] = named(vs_direct=change(("alone", layer), "order 0"),
+                                       given_other=change("order 1", ("without", layer)))
+    if layers > 1:
+        found |= removals(w, {pair: change(pair, f"order {layers}") for pair in pairs(w)}, median)
+        found |= named(start_delta=change("start", "order 1"), real_delta=change("real", "order 1"))
+        found["split_check"] = max(checks)
+    return found
+
+
+def losses_by_order(w: dict, runs: list, per_sequence: tuple, change) -> dict:
+    layers = len(w["W_O"])
+    orders = ["uniform", *(f"order {n}" for n in range(layers + 1))]
+    marginal, se = zip(*(change(to, before) for before, to in itertools.pairwise(orders)))
+    n_paths = [sum(len(path) == n for path in terms(w, runs[0])) for n in range(layers + 1)]
     return {
-        "uniform": uniform["uniform"],
-        "loss_by_order": [mean([s[f"order {n}"] for s in per_sequence]) for n in range(3)],
+        "loss_by_order": [mean([s[order] for s in per_sequence]) for order in orders[1:]],
         "loss_model": mean([s["model"] for s in per_sequence]),
-        "marginal": [m for m, _ in marginal], "marginal_se": [se for _, se in marginal],
-        "per_term": [marginal[0][0], marginal[1][0] / (2 * heads), marginal[2][0] / heads**2],
-        "virtual_removed": [[cost for cost, _ in row] for row in removed],
-        "virtual_removed_se": [[se for _, se in row] for row in removed],
-        "virtual_largest": [{"h2": h2, "h1": h1, "loss_increase": cost}
-                            for cost, h2, h1 in ranked[:5]],
+        "marginal": list(marginal), "marginal_se": list(se),
+        "per_term": [m / n for m, n in zip(marginal, n_paths)]}
+
+
+def removals(w: dict, removed: dict, median: str) -> dict:
+    """What the (mean, standard error) of each pair's removal amount to."""
+    ranked = sorted(((removed[pair][0], pair) for pair in removed), reverse=True)
+    costs = sorted(cost for cost, _ in ranked)
+    lower, upper = costs[(len(costs) - 1) // 2], costs[len(costs) // 2]
+    return {
+        "virtual_removed": table(w, {pair: cost for pair, (cost, _) in removed.items()}),
+        "virtual_removed_se": table(w, {pair: se for pair, (_, se) in removed.items()}),
+        "virtual_largest": [named_pair(pair) | {"loss_increase": cost}
+                            for cost, pair in ranked[:5]],
         "virtual_above_0_01": sum(cost > 0.01 for cost in costs),
-        "virtual_median": lower if median == "lower" else (lower + upper) / 2,
-        **named(start_delta=change("start", "order 1"), real_delta=change("real", "order 1")),
-        "split_check": max(checks), **split,
-    }
+        "virtual_median": lower if median == "lower" else (lower + upper) / 2}
+
+
+def named_pair(pair: tuple) -> dict:
+    return {"reader": name(pair[0]), "writer": name(pair[1])}
 
 
 def named(**changes) -> dict:
@@ -315,83 +378,84 @@ def first_published_score(W_V1, W_O1, first, second) -> float:
 
 
 def composition(w: dict, runs: list, draws: list) -> dict:
-    """Scores of all pairs by both forms, and the mean attentions of the layer-0 heads.
+    """Scores of all pairs by both forms, and the mean attentions of the writing heads.
 
     draws: four random d_model x d_head factors a pair, A, B, C, D: the score of A B^T -> C D^T.
     """
-    heads = range(len(w["W_O"][0]))
-    W_Q, W_K, W_V, W_O = (w[k][1] for k in ("W_Q", "W_K", "W_V", "W_O"))
-    layer_1 = {"Q": [(W_Q[h], W_K[h].T) for h in heads], "K": [(W_K[h], W_Q[h].T) for h in heads],
-               "V": [(W_V[h], W_O[h]) for h in heads]}
-    forms = []
-    for score in (composition_score, first_published_score):
-        drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
-        form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn),
-                             "n": len(drawn)}}
-        corrected = forms[0] if forms else form
-        margin = 0.05 * form["baseline"]["sd"] / corrected["baseline"]["sd"]
-        for kind, factors in layer_1.items():
-            scores = [[score(w["W_V"][0][h1], w["W_O"][0][h1], *factors[h2]) for h1 in heads]
-                      for h2 in heads]
-            form[kind] = score_summary(scores, **form["baseline"])
-        form["baseline"] |= {"margin": margin}
-        forms.append(form)
-    return forms[0] | {"first_published": forms[1],
-                       "prev_token": [mean_at_distance(runs, h, 1) for h in heads],
-                       "two_back": [mean_at_distance(runs, h, 2) for h in heads],
-                       "start_token": [mean([row[0] for run in runs for row in run.patterns[0][h]])
-                                       for h in heads]}
+    corrected, first = (composition_by(score, w, draws)
+                        for score in (composition_score, first_published_score))
+    for form in corrected, first:
+        ratio = form["baseline"]["sd"] / corrected["baseline"]["sd"]
+        form["baseline"] |= {"margin": 0.05 * ratio}
+    return corrected | {"first_published": first,
+                        "prev_token": [mean_at_distance(runs, h, 1) for h in writers(w)],
+                        "two_back": [mean_at_distance(runs, h, 2) for h in writers(w)],
+                        "start_token": [mean([row[0] for run in runs
+                                              for row in run.patterns[layer][h]])
+                                        for layer, h in writers(w)]}
 
 
-def score_summary(scores: list, mean: float, sd: float, n: int) -> dict:
-    """Scores [h2][h1] against the mean and spread of their random baseline."""
-    heads = range(len(scores))
-    best, h2, h1 = max((scores[h2][h1], h2, h1) for h2 in heads for h1 in heads)
-    everything = [score for row in scores for score in row]
-    return {"scores": scores, "max": best, "max_pair": {"h2": h2, "h1": h1},
-            "mean": sum(everything) / len(everything),
-            "n_above": sum(score > mean + 0.05 for score in everything),
-            "mean_by_h1": [sum(scores[h2][h1] for h2 in heads) / len(scores) for h1 in heads],
-            "z": [[(score - mean) / sd for score in row] for row in scores]}
+def composition_by(score, w: dict, draws: list) -> dict:
+    """The scores of all pairs by one form, and its random baseline."""
+    drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
+    form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn), "n": len(drawn)}}
+    factors = {"Q": lambda h: (w["W_Q"][h], w["W_K"][h].T),
+               "K": lambda h: (w["W_K"][h], w["W_Q"][h].T),
+               "V": lambda h: (w["W_V"][h], w["W_O"][h])}
+    for kind, read in factors.items():
+        scores = {(r, wr): score(w["W_V"][wr], w["W_O"][wr], *read(r)) for r, wr in pairs(w)}
+        form[kind] = score_summary(w, scores, **form["baseline"])
+    return form
 
 
-def mean_at_distance(runs: list, head: int, back: int, layer: int = 0) -> float:
+def score_summary(w: dict, scores: dict, mean: float, sd: float, n: int) -> dict:
+    """Scores of the pairs against the mean and spread of their random baseline."""
+    best, pair = max((score, pair) for pair, score in scores.items())
+    by_writer = [[score for (_, wr), score in scores.items() if wr == writer]
+                 for writer in writers(w)]
+    return {"scores": table(w, scores), "max": best, "max_pair": named_pair(pair),
+            "mean": sum(scores.values()) / len(scores),
+            "n_above": sum(score > mean + 0.05 for score in scores.values()),
+            "mean_by_writer": [sum(column) / len(column) for column in by_writer],
+            "z": table(w, {pair: (score - mean) / sd for pair, score in scores.items()})}
+
+
+def mean_at_distance(runs: list, head: tuple, back: int) -> float:
     """Mean of A[i, i - back] over all rows i >= back of all sequences."""
-    return mean([run.patterns[layer][head][i, i - back] for run in runs
+    return mean([run.patterns[head[0]][head[1]][i, i - back] for run in runs
                  for i in range(back, len(run.ids))])
 
 
 # ------------------------------------------------------------------ 5. attention scores
 
 
-def score_groups(w: dict, run: Run, h2: int, bias_is_moved: bool = False) -> dict:
-    """Scores of head (1, h2) by what prepared query and key, [query, key] each, no mask.
+def score_groups(w: dict, run: Run, head: tuple, bias_is_moved: bool = False) -> dict:
+    """Scores of a head by what prepared query and key, [query, key] each, no mask.
 
     s_ij = (q direct_i + q moved_i) . (k direct_j + k moved_j) / sqrt(d_head)
 
-    "K of", h1: the direct query and the key that head (0, h1) alone moved.
+    "K of", writer: the direct query and the key that this head alone moved, reading what no head
+    has moved.
     """
-    found, scale = terms(w, run, bias_is_moved), run.scales[1]
-    n, d_head = len(run.ids), w["W_Q"].shape[-1]
-    moved = {path[0][1]: term for path, term in found.items()
-             if len(path) == 1 and path[0][0] == 0}
-    direct = run.streams[0] + (0 if bias_is_moved else constant_of(w, 0))
+    (layer, h), found = head, terms(w, run, bias_is_moved)
+    n, d_head, scale = len(run.ids), w["W_Q"].shape[-1], run.scales[layer]
+    direct = unmoved(w, run, layer, bias_is_moved)
+    moved = moved_before(found, layer)
 
-    def read(x, i, name):
-        return centred(x[i]) / scale[i] @ w[f"W_{name}"][1][h2]
+    def read(x, name):
+        return [centred(x[i]) / scale[i] @ w[f"W_{name}"][layer][h] for i in range(n)]
 
-    q_direct, k_direct = ([read(direct, i, name) + w[f"b_{name}"][1][h2] for i in range(n)]
+    q_direct, k_direct = ([v + w[f"b_{name}"][layer][h] for v in read(direct, name)]
                           for name in "QK")
-    q_moved, k_moved = ([sum(read(o0, i, name) for o0 in moved.values()) for i in range(n)]
-                        for name in "QK")
+    q_moved, k_moved = (read(moved, name) for name in "QK")
 
     def products(q, k):
         return np.array([[q[i] @ k[j] / math.sqrt(d_head) for j in range(n)] for i in range(n)])
 
     return {"none": products(q_direct, k_direct), "Q": products(q_moved, k_direct),
             "K": products(q_direct, k_moved), "QK": products(q_moved, k_moved)} | {
-        ("K of", h): products(q_direct, [read(o0, i, "K") for i in range(n)])
-        for h, o0 in moved.items() if h != "bias"}
+        ("K of", writer): products(q_direct, read(found[(writer,)], "K"))
+        for writer in heads_of(w, range(layer))}
 
 
 def total_variation_rows(p, q) -> list:
@@ -400,29 +464,28 @@ def total_variation_rows(p, q) -> list:
 
 
 def attention_groups(w: dict, runs: list, bias_is_moved: bool = False) -> dict:
-    """Change of every layer-1 pattern without one group, or with the direct group alone."""
-    heads = range(len(w["W_O"][0]))
+    """Change of every reading head's pattern without one group, or with the direct group alone."""
     worst = 0.0
     tv = {name: [] for name in ("without_K", "without_Q", "without_QK", "none_alone")}
-    tv_of_head = []
-    for h2 in heads:
-        rows: dict = {}
+    of_pair = {}
+    for layer, h in readers(w):
+        earlier, rows = heads_of(w, range(layer)), {}
         for run in runs:
-            g = score_groups(w, run, h2, bias_is_moved)
+            g = score_groups(w, run, (layer, h), bias_is_moved)
             total = g["none"] + g["Q"] + g["K"] + g["QK"]
             for i in range(len(run.ids)):
                 for j in range(i + 1):
-                    worst = max(worst, abs(total[i, j] - run.scores[1][h2][i, j]))
+                    worst = max(worst, abs(total[i, j] - run.scores[layer][h][i, j]))
             left = {"without_K": total - g["K"], "without_Q": total - g["Q"],
                     "without_QK": total - g["QK"], "none_alone": g["none"]}
-            left |= {h1: total - g["K of", h1] for h1 in heads}
-            for name, scores in left.items():
-                rows.setdefault(name, []).extend(
-                    total_variation_rows(causal_pattern(scores), run.patterns[1][h2]))
-        for name, values in tv.items():
-            values.append(mean(rows[name]))
-        tv_of_head.append([mean(rows[h1]) for h1 in heads])
-    return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": tv_of_head}
+            left |= {writer: total - g["K of", writer] for writer in earlier}
+            for which, scores in left.items():
+                rows.setdefault(which, []).extend(
+                    total_variation_rows(causal_pattern(scores), run.patterns[layer][h]))
+        for which, values in tv.items():
+            values.append(mean(rows[which]))
+        of_pair |= {((layer, h), writer): mean(rows[writer]) for writer in earlier}
+    return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": table(w, of_pair)}
 
 
 # ------------------------------------------------------------------ 6. virtual heads
@@ -435,12 +498,13 @@ def virtual_pattern(A1, A0) -> np.ndarray:
                      for i in range(n)])
 
 
-def virtual_head(runs: list, h2: int, h1: int, distinct_places: bool) -> dict:
+def virtual_head(runs: list, pair: tuple, distinct_places: bool) -> dict:
     """Mean weight on the start token, itself, 1 back, 2 back; and that it is a pattern."""
+    (l2, h2), (l1, h1) = pair
     places: dict = {name: [] for name in ("start", 0, 1, 2)}
     row_sum_error, future = 0.0, 0.0
     for run in runs:
-        A = virtual_pattern(run.patterns[1][h2], run.patterns[0][h1])
+        A = virtual_pattern(run.patterns[l2][h2], run.patterns[l1][h1])
         n = len(A)
         for i in range(n):
             row_sum_error = max(row_sum_error, abs(sum(A[i]) - 1))
@@ -450,27 +514,27 @@ def virtual_head(runs: list, h2: int, h1: int, distinct_places: bool) -> dict:
             places["start"].append(A[i, 0])
             for back in range(min(i, 2) + 1):
                 places[back].append(A[i, i - back])
-    return {"h2": h2, "h1": h1, "pattern": [mean(values) for values in places.values()],
-            "row_sum_error": row_sum_error, "future_max": future}
+    return named_pair(pair) | {"pattern": [mean(values) for values in places.values()],
+                               "row_sum_error": row_sum_error, "future_max": future}
 
 
-def virtual_heads(runs: list, removed: list, V_scores: list,
+def virtual_heads(w: dict, runs: list, removed: list, V_scores: list,
                   distinct_places: bool = False, n_map: int = 24) -> dict:
     """All virtual heads as heads, the one that costs most and the one that looks 2 back most.
 
     These two with their map: rows and columns 0..n_map - 1 of the first sequence's pattern.
     """
-    heads = range(len(removed))
-    found = [virtual_head(runs, h2, h1, distinct_places)
-             | {"v_composition": V_scores[h2][h1], "loss_increase": removed[h2][h1]}
-             for h2 in heads for h1 in heads]
-    chosen = {"most_important": max(found, key=lambda v: v["loss_increase"]),
-              "most_two_back": max(found, key=lambda v: v["pattern"][3])}
-    first = runs[0].patterns
-    maps = {name: virtual_pattern(first[1][v["h2"]], first[0][v["h1"]])
-            for name, v in chosen.items()}
-    return {"all": found} | {name: v | {"map": [list(row[:n_map]) for row in maps[name][:n_map]]}
-                             for name, v in chosen.items()}
+    found = {pair: virtual_head(runs, pair, distinct_places)
+             | {"v_composition": V_scores[readers(w).index(pair[0])][writers(w).index(pair[1])],
+                "loss_increase": removed[readers(w).index(pair[0])][writers(w).index(pair[1])]}
+             for pair in pairs(w)}
+    chosen = {"most_important": max(found, key=lambda pair: found[pair]["loss_increase"]),
+              "most_two_back": max(found, key=lambda pair: found[pair]["pattern"][3])}
+    first, out = runs[0].patterns, {"all": list(found.values())}
+    for which, ((l2, h2), (l1, h1)) in chosen.items():
+        A = virtual_pattern(first[l2][h2], first[l1][h1])
+        out[which] = found[chosen[which]] | {"map": [list(row[:n_map]) for row in A[:n_map]]}
+    return out
 
 
 def induction(w: dict, repeated_rows: list) -> dict:
@@ -510,18 +574,24 @@ def sections(w: dict, rows: list, draws: list, repeated_rows: list, bias_is_move
         repeated_rows: lists of token ids for the induction score.
     """
     runs = [forward(w, ids) for ids in rows]
-    _, heads, d_model, d_head = np.shape(w["W_Q"])
+    layers, heads, d_model, d_head = np.shape(w["W_Q"])
     importance = term_importance(w, runs, bias_is_moved, median)
-    scores = composition(w, runs, draws)
-    return {
-        "model": {"ratio": d_head / d_model, "n_single": 2 * heads, "n_virtual": heads**2,
-                  "n_terms": len(terms(w, runs[0])), "n_sequences": len(rows)},
+    found = {
+        "model": {"ratio": d_head / d_model, "n_single": layers * heads,
+                  "n_virtual": len(pairs(w)), "n_terms": len(terms(w, runs[0])),
+                  "n_sequences": len(rows), "readers": [name(head) for head in readers(w)],
+                  "writers": [name(head) for head in writers(w)]},
         "path_expansion": path_expansion(w, runs, bias_is_moved),
         "term_importance": importance,
-        "composition": scores,
-        "attention_groups": attention_groups(w, runs, bias_is_moved),
-        "virtual_heads": virtual_heads(runs, importance["virtual_removed"], scores["V"]["scores"],
-                                       distinct_places),
         "induction": induction(w, repeated_rows),
         "counting": counting(),
+    }
+    if layers == 1:
+        return found
+    scores = composition(w, runs, draws)
+    return found | {
+        "composition": scores,
+        "attention_groups": attention_groups(w, runs, bias_is_moved),
+        "virtual_heads": virtual_heads(w, runs, importance["virtual_removed"],
+                                       scores["V"]["scores"], distinct_places),
     }

@@ -17,7 +17,8 @@ def test_every_measure_has_its_row(capsys):
     header, rule, *rows = capsys.readouterr().out.splitlines()
     assert rule == "|---" * (header.count("|") - 1) + "|"
     cells = [row.strip("| ").split(" | ") for row in rows]
-    assert [what[:3] for what, *_ in cells] == ["a. ", "b. ", "c. ", "d. ", "e. ", "f. ", "f. "]
+    assert [what[:3] for what, *_ in cells] == [
+        f"{letter}. " for letter in "abcdeffgg"]
     for (what, seconds, ratio, goal, met, memory, _, machine), row in zip(cells, rows):
         assert row.count("|") == header.count("|")
         sides = what.count(" / ") + 1
@@ -50,7 +51,7 @@ def test_a_result_that_differs_is_seen(monkeypatch, letter, kernel):
         benchmark.main([*SMALL, "--only", letter])
 
 
-@pytest.mark.parametrize("argv", [["--pairs", "0"], ["--only", "a,g"], ["--only", ""], ["--fast"]])
+@pytest.mark.parametrize("argv", [["--pairs", "0"], ["--only", "a,h"], ["--only", ""], ["--fast"]])
 def test_what_cannot_be_asked(argv):
     with pytest.raises(common.UserError):
         benchmark.main([*SMALL, *argv])

@@ -46,7 +46,9 @@ def sections(seed: int) -> dict:
     a_map = lambda high: [[r.uniform(0, high) for _ in range(2)] for _ in range(3)]  # noqa: E731
     form = lambda base: {"baseline": {"mean": base, "margin": base * 5 / 6}} | {  # noqa: E731
         kind: {"scores": a_map(0.2)} for kind in "QKV"}
-    return {"composition": form(0.06) | {"first_published": form(0.03)},
+    model = {"n_layers": 2, "n_virtual": 6, "readers": ["1.0", "1.1", "1.2"],
+             "writers": ["0.0", "0.1"]}
+    return {"model": model, "composition": form(0.06) | {"first_published": form(0.03)},
             "attention_groups": {"tv_without_K_of_head": a_map(0.2)},
             "term_importance": {"virtual_removed": a_map(0.02)}}
 
@@ -66,11 +68,13 @@ def test_pairs_called_and_supported(seed):
         assert found[kind]["rank_correlation"] == pytest.approx(
             naive_spearman(*(flat(rows) for rows, _ in forms.values())))
         for name, (rows, least) in forms.items():
-            called = [{"h2": i, "h1": j} for i, j in cells if rows[i][j] > least]
+            called = [{"reader": f"1.{i}", "writer": f"0.{j}"} for i, j in cells
+                      if rows[i][j] > least]
             assert found[kind]["called"][name] == called
             if kind in causal:
                 changes, threshold = causal[kind]
-                supports = [{"h2": i, "h1": j} for i, j in cells if changes[i][j] > threshold]
+                supports = [{"reader": f"1.{i}", "writer": f"0.{j}"} for i, j in cells
+                            if changes[i][j] > threshold]
                 assert found[kind]["causal"] == supports
                 assert found[kind]["supported"][name] == [p for p in called if p in supports]
                 assert found[kind]["rank_correlation_with_change"][name] == pytest.approx(
@@ -81,7 +85,7 @@ def test_the_log_has_the_two_maps_side_by_side(capsys):
     s = sections(0)
     log = report.Log()
     r = part5.compute_correction(None, {"sections": s})
-    part5.print_correction(r, {"sections": s | {"model": {"n_virtual": 6}}}, log)
+    part5.print_correction(r, {"sections": s}, log)
     c, first = s["composition"], s["composition"]["first_published"]
     rows = [line for line in log.lines if line.startswith("    head 1.")]
     assert len(rows) == 9
@@ -92,7 +96,7 @@ def test_the_log_has_the_two_maps_side_by_side(capsys):
             shown = [f"{v:.3f}" + "*" * (v > least) for v in values]
             assert half.split() == shown
     for kind, name in itertools.product("KV", ("corrected", "first_published")):
-        wanted = [f"1.{p['h2']} o 0.{p['h1']}" if p in r[kind]["causal"] else
-                  f"(1.{p['h2']} o 0.{p['h1']})" for p in r[kind]["called"][name]]
+        wanted = [f"{p['reader']} o {p['writer']}" if p in r[kind]["causal"] else
+                  f"({p['reader']} o {p['writer']})" for p in r[kind]["called"][name]]
         assert any(line.endswith("; called " + (", ".join(wanted) or "none")) for line in log.lines)
     assert f"): {len(r['K']['causal'])} of 6 pairs pass" in "".join(log.lines)

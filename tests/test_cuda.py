@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import circuits_part4
 import circuits_part5
-import common
 import tiny
-from results import compare
+from results import compare, loading
 
 aten = torch.ops.aten
 # A GPU takes indices of the CPU.

@@ -43,8 +43,8 @@ def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") 
 
     def virtual(h2, h1):
         pattern = np.tril(r.uniform(0.01, 1, (len(TOKENS), len(TOKENS))))
-        return {"h2": h2, "h1": h1, "map": (pattern / pattern.sum(1, keepdims=True)).tolist(),
-                "map_tokens": TOKENS}
+        return {"reader": f"1.{h2}", "writer": f"0.{h1}", "map_tokens": TOKENS,
+                "map": (pattern / pattern.sum(1, keepdims=True)).tolist()}
 
     def error(*shape):
         return r.uniform(0.01, 0.2, shape).tolist() if n_sequences > 1 else None

@@ -166,7 +166,8 @@ def test_losses_do_not_see_what_all_logits_share(dtype, atol, seed, constant):
         W_U=m.W_U + constant * draw(seed, m.cfg.d_model, 1, dtype=dtype), b_U=m.b_U + constant,
         W_O=m.W_O)
     again = dataclasses.replace(run, model=shifted)
-    args = {"model": run.final, "two": run.final_norm(paths.stream(2))}, {}, paths.z_virtual
+    args = ({"model": run.final, "two": run.final_norm(paths.stream(2))}, {}, paths.z_virtual,
+            [reader for reader, _ in common.virtual_pairs(m)])
     close = functools.partial(torch.testing.assert_close, rtol=0, atol=atol)
     found, wanted = (common.unembed(which, *args) for which in (again, run))
     close(found.losses, wanted.losses)

@@ -190,7 +190,6 @@ def test_tokenizer_with_other_ids_is_refused(name, route, warm, tmp_path, monkey
 
 
 @pytest.mark.parametrize("name, words", {
-    "attn-only-1l": ["1 layer", "attn-only-2l"],
     "solu-2l": ["not attention-only", "attn-only-2l"],
     "attn-only-2l-shortformer-6b-big-lr": ["shortformer position", "attn-only-2l"],
     "attn-only-9l": ["no model 'attn-only-9l'", "attn-only-2l", "mini"],
@@ -351,7 +350,7 @@ DAMAGED_FOLDER = {
     "config has line ends and colours": (
         config(normalization="\n\x1b[31m" * 99), ["LayerNorm", r"\n\x1b"]),
     "config of another model": (config(d_model=12), ["model.safetensors", "does not fit"]),
-    "one layer": (config(n_layers=1), ["1 layer", "attn-only-2l"]),
+    "one layer": (config(n_layers=1), ["model.safetensors", "blocks.1."]),
     "MLPs": (config(attn_only=False), ["not attention-only", "mini"]),
     "shortformer positions": (config(shortformer_pos=True), ["shortformer", "mini"]),
     "rotary positions": (config(positional_embedding_type="rotary"), ["rotary", "mini"]),
@@ -544,6 +543,12 @@ def test_any_number_of_layers(tmp_path):
     sizes = SIZES | dict(n_layers=3)
     model, _ = loading.load_model(str(tiny.folder(tmp_path / "three", sizes)))
     assert model.cfg.n_layers == 3
+
+
+def test_another_number_of_layers_than_the_script_is_for(folder):
+    message = "my-model has 2 layer.*models of 1: use attn-only-1l"
+    with pytest.raises(common.UserError, match=message):
+        loading.load_model(str(folder), n_layers=1)
 
 
 # ================================================================================= Command line

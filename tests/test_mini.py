@@ -164,7 +164,7 @@ def test_what_the_two_layer_model_is_there_for(mini):
     previous = max(s["composition"]["prev_token"])
     assert previous > 0.6 and max(s["induction"]["score"][1]) > 0.7
     K, baseline = s["composition"]["K"], s["composition"]["baseline"]
-    assert K["max_pair"]["h1"] == s["composition"]["prev_token"].index(previous)
+    assert K["max_pair"]["writer"] == f"0.{s['composition']['prev_token'].index(previous)}"
     assert K["max"] > baseline["mean"] + 0.05
     assert s["path_expansion"]["logits_max_abs_diff"] < 1e-3
     assert abs(s["term_importance"]["loss_by_order"][2] - s["term_importance"]["loss_model"]) < 1e-5

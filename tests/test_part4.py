@@ -621,15 +621,15 @@ def condition_of_the_small_side(monkeypatch):
 def removal_with_a_new_scale(monkeypatch):
     right = common.unembed
 
-    def wrong(run, normed, z):
+    def wrong(run, normed, z, heads):
         removed = []
-        for z_head, W_O in zip(z[:, 0], run.model.W_O[0]):
+        for z_head, W_O in zip(z, run.model.W_O[0]):
             x = common.cen(run.streams[-1] - z_head @ W_O)
             x = x / (x.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
             losses = right(run, {"whole": run.final, "without": x}).losses
             removed.append(losses["without"] - losses["whole"])
         return dataclasses.replace(right(run, normed),
-                                   loss_increase=torch.stack(removed)[:, None])
+                                   loss_increase=torch.stack(removed))
     put_in(monkeypatch, "unembed", wrong)
 
 

@@ -30,6 +30,8 @@ SIZES = {
     "tiny": tiny.SIZES,
     "smaller": dict(n_layers=2, n_heads=4, d_head=3, d_model=10, n_ctx=9, d_vocab=29),
     "deeper": tiny.SIZES | {"n_layers": 3},
+    "one layer": tiny.SIZES | {"n_layers": 1},
+    "four layers": dict(n_layers=4, n_heads=2, d_head=3, d_model=10, n_ctx=9, d_vocab=19),
 }
 SEED = 7  # of the composition baseline and the induction sequences
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-5}  # measured: 6e-15 and 3e-6
@@ -217,6 +219,18 @@ def test_every_number(sizes, dtype, choices):
 
 
 @pytest.mark.parametrize("choices", [{}, OTHERS], ids=["our choices", "other choices"])
+@pytest.mark.parametrize("sizes, n", [("one layer", 20), ("deeper", 800), ("four layers", 400)])
+def test_every_number_at_another_depth(sizes, n, choices):
+    model = model_of(sizes)
+    wanted = wanted_numbers(model, **choices)
+    assert len(differences(wanted, wanted)) > n
+    found = found_numbers(model, choices)
+    assert not misses(found, wanted, tolerance=TOLERANCE[torch.float64])
+    for section in {*found} - {*wanted} - {"claims"}:  # those that need two layers
+        assert found[section] == {} or sizes != "one layer"
+
+
+@pytest.mark.parametrize("choices", [{}, OTHERS], ids=["our choices", "other choices"])
 def test_every_number_where_each_centring_counts(choices):
     model = uncentred_model()
     assert not misses(found_numbers(model, choices), wanted_numbers(model, **choices),
@@ -257,31 +271,57 @@ def test_standard_error_over_sequences():
 
 
 def per_head_terms(run: common.FrozenRun, paths: common.Paths) -> dict:
-    """Every head's term written out, z W_O, under the oracle's names."""
-    W_O, heads = run.model.W_O, range(run.model.cfg.n_heads)
-    single = {((layer, h),): paths.z_single[layer, h] @ W_O[layer, h]
-              for layer in (0, 1) for h in heads}
-    virtual = {((0, h1), (1, h2)): paths.z_virtual[h2, h1] @ W_O[1, h2]
-               for h2 in heads for h1 in heads}
-    return {(): paths.direct} | single | virtual
+    """The direct path, and every term of order 1 and 2 written out, z W_O, under the oracle's
+    names."""
+    W_O = run.model.W_O
+    single = {((layer, h),): z @ W_O[layer, h] for layer, of_layer in enumerate(paths.z_single)
+              for h, z in enumerate(of_layer)}
+    virtual = {(writer, reader): z @ W_O[reader] for (reader, writer), z in
+               zip(common.virtual_pairs(run.model), paths.z_virtual, strict=True)}
+    return {(): paths.sums[-1, 0]} | single | virtual
+
+
+DEPTHS = ["one layer", "tiny", "deeper", "four layers"]
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
-def test_each_term(moved):
-    """Each of the 1 + 6 + 9 terms by itself, and the paths of b_O(0) where it counts as moved."""
-    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
-    paths = common.expand(run, moved)
+@pytest.mark.parametrize("sizes", DEPTHS)
+def test_each_term(sizes, moved):
+    """Each term of order 0, 1 and 2 by itself, among (1 + heads)^layers paths; where b_O counts as
+    moved it has paths of its own."""
+    run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
     wanted = [naive.terms(w, r, moved) for r in runs]
-    found = per_head_terms(run, paths)
-    assert len(found) == 16
-    bias_paths = [path for path in wanted[0] if path and path[0][1] == "bias"]
-    assert set(wanted[0]) == set(found) | set(bias_paths) and bool(bias_paths) == moved
+    of_bias = {path for path in wanted[0] if path and path[0][1] == "bias"}
+    n_layers, n_heads = run.model.cfg.n_layers, run.model.cfg.n_heads
+    assert len(wanted[0]) - len(of_bias) == (1 + n_heads) ** n_layers
+    assert bool(of_bias) == (moved and n_layers > 1)
+    found = per_head_terms(run, common.expand(run, moved))
+    assert found.keys() == {path for path in wanted[0] if len(path) <= 2} - of_bias
     for path, term in found.items():
         close(term, np.stack([t[path] for t in wanted]), tolerance=1e-12)
-    for order, term in ((1, paths.bias), (2, paths.bias_moved)):
-        of_order = [sum((t[p] for p in bias_paths if len(p) == order), np.zeros(term.shape[1:]))
-                    for t in wanted]
-        close(term, np.stack(of_order), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
+@pytest.mark.parametrize("sizes", DEPTHS)
+def test_each_sum_by_order(sizes, moved):
+    """The sum of all paths of an order, before every layer and at the end; and the single heads of
+    every layer."""
+    run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
+    paths, terms = common.expand(run, moved), [naive.terms(w, r, moved) for r in runs]
+    layers = range(run.model.cfg.n_layers)
+
+    def wanted(is_wanted):
+        return np.stack([naive.found_sum(t, is_wanted) for t in terms])
+
+    for before, order in itertools.product(range(1, len(layers) + 1), range(1, len(layers) + 1)):
+        close(paths.sums[before, order], wanted(
+            lambda path, n=order, m=before: len(path) == n and path[-1][0] < m), tolerance=1e-12)
+    for before in range(len(layers) + 1):
+        direct = [naive.unmoved(w, r, before, moved) for r in runs]
+        close(paths.sums[before, 0], np.stack(direct), tolerance=1e-12)
+    for layer in layers:
+        close(paths.heads(layer), wanted(
+            lambda path, m=layer: len(path) == 1 and path[0][0] == m), tolerance=1e-12)
 
 
 def read_out(run: common.FrozenRun, stream, **more) -> common.Unembedded:
@@ -289,7 +329,10 @@ def read_out(run: common.FrozenRun, stream, **more) -> common.Unembedded:
 
 
 def removals(run: common.FrozenRun, paths: common.Paths):
-    return read_out(run, paths.stream(2), z=paths.z_virtual).loss_increase.mean(-1)
+    """[pair, batch]."""
+    everything, of = paths.stream(run.model.cfg.n_layers), common.virtual_pairs(run.model)
+    found = read_out(run, everything, z=paths.z_virtual, heads=[reader for reader, _ in of])
+    return found.loss_increase.mean(-1)
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
@@ -302,7 +345,7 @@ def test_terms_rebuild_stream_and_logits(dtype, tolerance, scale, moved):
     logits = read_out(run, paths.stream(2))
     size = max(1, run.streams.abs().max().item())
     assert (paths.stream(2) - run.streams[2]).abs().max() <= tolerance * size
-    before_1 = run.x0 + run.b_O[0] + paths.heads(0)
+    before_1 = paths.sums[1].sum(0)
     assert (before_1 - run.streams[1]).abs().max() <= tolerance * size
     allowed = tolerance * (1 if scale == 1 else logits.max - logits.min)
     assert logits.max_abs_diff <= allowed
@@ -325,72 +368,70 @@ def test_value_biases_that_were_not_folded_count_as_constants():
                   tolerance=1e-12)
 
 
-def test_expand_is_for_two_layers():
-    with pytest.raises(ValueError, match="two layers"):
-        common.expand(frozen(model_of("deeper")))
-
-
-def test_virtual_heads_split_by_source():
-    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
-    for half, is_read in zip(common.virtual_by_source(run), (lambda j: j == 0, lambda j: j > 0)):
-        close(half, np.stack([naive.virtual_from(w, r, is_read) for r in runs]), tolerance=1e-12)
+@pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
+@pytest.mark.parametrize("sizes", DEPTHS)
+def test_virtual_heads_split_by_source(sizes, moved):
+    run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
+    paths = common.expand(run, moved)
+    halves = [common.virtual_from(paths, source) for source in (slice(0, 1), slice(1, None))]
+    for half, is_read in zip(halves, (lambda j: j == 0, lambda j: j > 0)):
+        wanted = [naive.virtual_from(w, r, is_read, moved) for r in runs]
+        close(half, np.stack(wanted), tolerance=1e-12)
+    of_bias = common.virtual_from(paths, slice(0, 0), bias=True)
+    assert of_bias.any() == (moved and len(runs[0].patterns) > 1)
+    if len(runs[0].patterns) > 1:
+        close(sum(halves) + of_bias, paths.sums[-1, 2], tolerance=1e-12)
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["ours", "bias is moved"])
-@pytest.mark.parametrize("h2", range(3))
-def test_score_groups(h2, moved):
-    """none + Q + K + Q-and-K, each [query, key] without the mask; and K by layer-0 head."""
-    run, (w, runs) = frozen(model_of()), naive_runs(model_of())
-    found = common.score_groups(run, common.expand(run, moved), h2, moved)
-    wanted = [naive.score_groups(w, r, h2, moved) for r in runs]
-    for name in ("none", "Q", "K", "QK"):
-        close(getattr(found, name), np.stack([g[name] for g in wanted]), tolerance=1e-12)
-    for h1, K in enumerate(found.K_of_head):
-        close(K, np.stack([g["K of", h1] for g in wanted]), tolerance=1e-12)
+@pytest.mark.parametrize("sizes", ["tiny", "deeper"])
+def test_score_groups(sizes, moved):
+    """none + Q + K + Q-and-K, each [query, key] without the mask; and K by writing head."""
+    run, (w, runs) = frozen(model_of(sizes)), naive_runs(model_of(sizes))
+    paths = common.expand(run, moved)
+    for reader in common.readers(run.model):
+        found = common.score_groups(paths, *reader)
+        wanted = [naive.score_groups(w, r, reader, moved) for r in runs]
+        for name in ("none", "Q", "K", "QK"):
+            close(getattr(found, name), np.stack([g[name] for g in wanted]), tolerance=1e-12)
+        writers = [writer for r, writer in common.virtual_pairs(run.model) if r == reader]
+        for writer, K in zip(writers, found.K_of_head, strict=True):
+            close(K, np.stack([g["K of", writer] for g in wanted]), tolerance=1e-12)
 
 
 # ------------------------------------------------------------------ the paper's staged algorithm
 
 
-def test_staged_algorithm_is_the_path_expansion():
-    """Frozen patterns, head outputs from the stage before: orders 0, 1 and 2, and then no more."""
-    run = frozen(model_of())
-    streams = staged.staged_streams(run, 3)
-    orders = torch.stack([common.expand(run).stream(n) for n in range(3)])
-    close(streams[:3], orders, tolerance=1e-12)
-    close(streams[3], streams[2], tolerance=1e-12)
+@pytest.mark.parametrize("sizes", DEPTHS)
+def test_staged_algorithm_is_the_path_expansion(sizes):
+    """Frozen patterns, head outputs from the stage before: every order, and then no more."""
+    run = frozen(model_of(sizes))
+    n_layers, paths = run.model.cfg.n_layers, common.expand(run)
+    streams = staged.staged_streams(run, n_layers + 1)
+    orders = torch.stack([paths.stream(n) for n in range(n_layers + 1)])
+    close(streams[:-1], orders, tolerance=1e-12)
+    close(streams[-1], streams[-2], tolerance=1e-12)
+    close(streams[0], run.x0 + run.b_O.sum(0), tolerance=1e-12)
+    close(streams[-1], run.streams[-1], tolerance=1e-12)
+    assert (streams[-2] - streams[-3]).abs().max() > 0.1
     for by_stage, by_path in zip(streams, orders):
         close(*(read_out(run, y).losses["stream"] for y in (by_stage, by_path)), tolerance=1e-12)
-
-
-def test_staged_algorithm_on_three_layers():
-    """1 + 9 + 27 + 27 paths; order 0 is the direct path, order 3 the model."""
-    model = model_of("deeper")
-    run, (w, runs) = frozen(model), naive_runs(model)
-    streams = staged.staged_streams(run, 3)
-    found = [naive.terms(w, r) for r in runs]
-    assert len(found[0]) == 64
-    for order in range(4):
-        close(streams[order], np.stack([naive.up_to(order, t) for t in found]), tolerance=1e-12)
-    close(streams[0], run.x0 + run.b_O.sum(0), tolerance=1e-12)
-    close(streams[3], run.streams[-1], tolerance=1e-12)
-    assert (streams[2] - streams[3]).abs().max() > 0.1
 
 
 # ------------------------------------------------------------------ losses
 
 
 def naive_removals(w: dict, runs: list) -> np.ndarray:
-    """[h2, h1, batch] by the oracle."""
-    heads = range(len(w["W_O"][0]))
+    """[pair, batch] by the oracle."""
     losses = [naive.sequence_losses(w, run, bias_is_moved=False)[0] for run in runs]
-    return np.array([[[s[h2, h1] - s["order 2"] for s in losses] for h1 in heads]
-                     for h2 in heads])
+    return np.array([[s[pair] - s[f"order {len(w['W_O'])}"] for s in losses]
+                     for pair in naive.pairs(w)])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_removals_per_sequence(dtype):
-    model = model_of("tiny", dtype)
+@pytest.mark.parametrize("sizes", ["tiny", "deeper"])
+def test_removals_per_sequence(sizes, dtype):
+    model = model_of(sizes, dtype)
     run = frozen(model)
     close(removals(run, common.expand(run)), naive_removals(*naive_runs(model)),
           tolerance=TOLERANCE[dtype])
@@ -427,11 +468,12 @@ def test_removals_are_from_the_last_readout(size):
     state["unembed.W_U"] *= size
     run = frozen(tiny.model(state))
     paths = common.expand(run)
-    z, stream = paths.z_virtual[:2], paths.stream(1)
-    found = read_out(run, stream, z=z)
-    wanted = torch.stack([torch.stack([
-        read_out(run, stream - term).losses["stream"] - found.losses["stream"]
-        for term in of_head @ W_O]) for of_head, W_O in zip(z, run.model.W_O[1])])
+    some, stream = [6, 5, 4, 3], paths.stream(1)
+    z, heads = paths.z_virtual[some], [common.virtual_pairs(run.model)[i][0] for i in some]
+    found = read_out(run, stream, z=z, heads=heads)
+    wanted = torch.stack([
+        read_out(run, stream - term @ run.model.W_O[head]).losses["stream"] - found.losses["stream"]
+        for term, head in zip(z, heads)])
     close(found.loss_increase, wanted, tolerance=1e-12)
 
 
@@ -551,7 +593,7 @@ def test_random_baseline():
 def virtual_head_of(A1: torch.Tensor, A0: torch.Tensor) -> dict:
     """What compute_virtual_heads says of the pair when every head has these patterns."""
     run = frozen(model_of())
-    patterns = torch.stack([A1, A0])[[1, 0], None, None].expand(2, 3, 1, *A0.shape)
+    patterns = torch.stack([A0, A1])[:, None, None].expand(2, 3, 1, *A0.shape)
     a = part5.Analysis(dataclasses.replace(run, patterns=patterns), common.expand(run), {},
                        part5.CHOICES, SEED)
     nothing = [[0.0] * 3] * 3
@@ -572,11 +614,11 @@ def test_two_previous_token_heads_look_two_back():
 
 def test_the_map_of_a_virtual_head_is_cut_to_its_first_positions(monkeypatch):
     """5 of 15 positions, and whole where there are no more; with the tokens' own text."""
-    model, (_, runs) = model_of(), naive_runs(model_of())
+    model, (w, runs) = model_of(), naive_runs(model_of())
     for n in (5, 15, 16):
         monkeypatch.setattr(part5, "N_MAP", n)
         s = found_numbers(model)
-        wanted = naive.virtual_heads(runs, s["term_importance"]["virtual_removed"],
+        wanted = naive.virtual_heads(w, runs, s["term_importance"]["virtual_removed"],
                                      s["composition"]["V"]["scores"], n_map=n)
         vocab = {i: t.replace("Ġ", " ") for t, i in model.tokenizer.get_vocab().items()}
         for name in ("most_important", "most_two_back"):
@@ -619,6 +661,117 @@ def test_induction_score(asked, n_ids):
         close(found[name], wanted, tolerance=1e-12)
 
 
+# ------------------------------------------------------------------ a circuit of three layers
+
+N = 8  # tokens of the vocabulary, positions, and numbers of a head
+TWICE = [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def three_layer_circuit():
+    """0.0 writes the previous token, 1.0 copies what 0.0 wrote one back, so that each position
+    holds the token two back; 2.0 looks for a position that holds its own token there. The heads
+    x.1 are dead.
+
+    The stream has four rooms of N numbers: token, previous token, token two back, position. It
+    stands in it twice, once negated, so that centring changes nothing.
+    """
+    token, previous, two_back, position = (torch.eye(4 * N, dtype=torch.float64)[i * N:(i + 1) * N]
+                                           for i in range(4))
+    sizes = dict(n_layers=3, n_heads=2, d_head=N, d_model=8 * N, n_ctx=N, d_vocab=N)
+    state = {k: torch.zeros_like(v) for k, v in tiny.state_dict(sizes).items()}
+    state |= {"embed.W_E": torch.cat([token, -token], 1), "unembed.W_U": reading(token),
+              "pos_embed.W_pos": torch.cat([position, -position], 1)}
+    one_back = torch.eye(N, dtype=torch.float64).roll(1, 0)  # the key of position j is query j + 1
+    one_back[0] = 0
+    one_back[0, 0] = 1
+    for layer, (Q, K, V, out) in enumerate([
+            (position, one_back @ position, token, previous),
+            (position, one_back @ position, previous, two_back),
+            (token, two_back, token, token)]):
+        for name, W in dict(Q=1e4 * reading(Q), K=reading(K), V=reading(V),
+                            O=torch.cat([out, -out], 1)).items():
+            state[f"blocks.{layer}.attn.W_{name}"][0] = W
+    for name in state:
+        if name.endswith(("ln1.w", "ln_final.w")):
+            state[name] = torch.ones_like(state[name])
+    return tiny.model(state, sizes, flags={})
+
+
+def reading(room: torch.Tensor) -> torch.Tensor:
+    return torch.cat([room.T, torch.zeros_like(room.T)])
+
+
+def test_a_circuit_of_three_layers():
+    model = three_layer_circuit()
+    run = common.freeze(model, torch.tensor([TWICE]))
+    one_back = torch.eye(N, dtype=torch.float64).roll(1, 0)
+    one_back[0] = torch.eye(N)[0]
+    assert torch.equal(run.patterns[0, 0, 0], one_back)
+    assert torch.equal(run.patterns[1, 0, 0], one_back)
+    matches = torch.tensor([[TWICE[max(j - 2, 0)] == TWICE[i] and j <= i for j in range(N)]
+                            for i in range(N)]).double()
+    past = torch.ones(N, N, dtype=torch.float64).tril()
+    rows = torch.where(matches.any(1, keepdim=True), matches, past)
+    close(run.patterns[2, 0, 0], rows / rows.sum(1, keepdim=True), tolerance=1e-12)
+
+    paths = common.expand(run)
+    tokens_2_back = torch.eye(N)[[TWICE[max(i - 2, 0)] for i in range(N)]].double()
+    s0, s1 = (run.scales[layer, 0, [max(i - back, 0) for i in range(N)]]
+              for layer, back in ((0, 2), (1, 1)))
+    room = slice(2 * N, 3 * N)
+    close(paths.sums[2, 2, 0, :, room], tokens_2_back / s0 / s1, tolerance=1e-12)
+    assert torch.equal(paths.sums[3, 2], paths.sums[2, 2]) and not paths.sums[3, 3].any()
+
+
+@functools.cache
+def circuit_numbers() -> dict:
+    """All sections of the circuit; they can be printed too."""
+    run = common.freeze(three_layer_circuit(), torch.tensor([TWICE, TWICE]))
+    analysis, log = analysis_of(run, {}), report.Log()
+    results: dict = {"meta": {"model": ""}, "sections": {}}
+    for name, compute, show in part5.SECTIONS:
+        results["sections"][name] = compute(analysis, results)
+        show(results["sections"][name], results, log)
+    report.check_finite(results)
+    assert not any("nan" in line.lower() for line in log.lines)
+    return results["sections"]
+
+
+def test_the_composition_of_the_circuit_of_three_layers():
+    """1/4 is the score of two circuits of rank N on the same room, one of them written twice; the
+    dead heads have none."""
+    s, dead = circuit_numbers(), [None] * 4
+    assert s["model"]["readers"] == ["1.0", "1.1", "2.0", "2.1"]
+    assert s["model"]["writers"] == ["0.0", "0.1", "1.0", "1.1"]
+    wanted = {"Q": (0, 0, 0), "K": (0, 0, 1 / 4), "V": (1 / 4, 0, 0)}
+    for kind, (first, far, second) in wanted.items():
+        found = s["composition"][kind]
+        assert found["scores"] == [
+            [pytest.approx(first, abs=1e-9), None, None, None], dead,
+            [pytest.approx(far, abs=1e-9), None, pytest.approx(second, abs=1e-9), None], dead]
+        assert found["mean"] == pytest.approx((first + far + second) / 3)
+        assert found["mean_by_writer"] == [pytest.approx((first + far) / 2, abs=1e-9), None,
+                                           pytest.approx(second, abs=1e-9), None]
+    assert s["composition"]["K"]["max_pair"] == {"reader": "2.0", "writer": "1.0"}
+
+
+def test_the_virtual_head_of_the_circuit_of_three_layers():
+    two_back = circuit_numbers()["virtual_heads"]["most_two_back"]
+    assert (two_back["reader"], two_back["writer"]) == ("1.0", "0.0")
+    assert two_back["pattern"] == pytest.approx([3 / 8, 1 / 8, 1 / 7, 1])
+    assert two_back["loss_increase"] == pytest.approx(0, abs=1e-12)  # nothing unembeds it
+
+
+def test_the_scores_of_the_circuit_of_three_layers():
+    """The key two back is a path of order 2: without all K terms 2.0 is lost, without those of
+    order 1 it is not."""
+    s = circuit_numbers()
+    tv = s["attention_groups"]["tv"]
+    assert tv["without_K"][2] == pytest.approx((2 / 5 + 5 / 6 + 6 / 7 + 7 / 8) / 8)
+    assert s["attention_groups"]["tv_without_K_of_head"][2] == pytest.approx([0] * 4, abs=1e-9)
+    assert tv["without_Q"][2] == pytest.approx(0, abs=1e-9)
+
+
 # ------------------------------------------------------------------ deliberate faults
 
 # Each fault is a mistake that people make. It is put into the kernel, all numbers are computed
@@ -657,9 +810,9 @@ def final_scale_recomputed_for_a_partial_stream(monkeypatch):
     def change(removed, run):
         paths = common.expand(run)
         loss = lambda stream: unembed(run, {"": run.final_norm(stream)}).losses[""]  # noqa: E731
-        return torch.stack([torch.stack([
-            loss(paths.stream(2) - z @ run.model.W_O[1, h2]) - loss(paths.stream(2)) for z in row])
-            for h2, row in enumerate(paths.z_virtual)])
+        return torch.stack([loss(paths.stream(2) - z @ run.model.W_O[reader])
+                            - loss(paths.stream(2)) for (reader, _), z in
+                            zip(common.virtual_pairs(run.model), paths.z_virtual)])
     unembed = common.unembed
     put_in_removed(monkeypatch, change)
 
@@ -670,8 +823,11 @@ def scale_before_layer_1_recomputed_for_each_layer_0_head(monkeypatch):
     def change(paths, run, *_):
         o0 = common.cen(paths.z_single[0] @ run.model.W_O[0][:, None])
         own = (o0.pow(2).mean(-1, keepdim=True) + run.model.cfg.eps).sqrt()
-        z = [A @ (o0 / own @ W_V) for A, W_V in zip(run.patterns[1], run.model.W_V[1])]
-        return dataclasses.replace(paths, z_virtual=torch.stack(z))
+        z = torch.cat([A @ (o0 / own @ W_V)
+                       for A, W_V in zip(run.patterns[1], run.model.W_V[1])])
+        sums, W_O = paths.sums.clone(), run.model.W_O[1].repeat_interleave(3, 0)
+        sums[-1, 2] = common.write(z, W_O)
+        return dataclasses.replace(paths, z_virtual=z, sums=sums)
     put_in(monkeypatch, "expand", change)
 
 
@@ -680,17 +836,17 @@ def b_O_of_layer_0_left_out_of_what_layer_1_reads(monkeypatch):
     original = common.expand
 
     def change(paths, run, *_):
-        reads_x0_only = original(run, True).z_single[1]
-        return dataclasses.replace(paths,
-                                   z_single=torch.stack([paths.z_single[0], reads_x0_only]))
+        x0_read, sums = original(run, True), paths.sums.clone()
+        sums[-1, 1] = paths.heads(0) + x0_read.heads(1)
+        return dataclasses.replace(paths, sums=sums, z_single=x0_read.z_single)
     put_in(monkeypatch, "expand", change)
 
 
 @seen_in("path_expansion.logits_max_abs_diff", "term_importance.loss_by_order[1]",
          "term_importance.virtual_removed[0][0]")
 def pattern_transposed_when_it_moves_values(monkeypatch):
-    original = common.attend
-    monkeypatch.setattr(common, "attend", lambda A, x, W_V: original(A.mT, x, W_V))
+    put_in(monkeypatch, "attend", lambda z, A, x, W_V: z if A.shape[-1] < A.shape[-2] else
+           A.mT @ (x @ W_V[:, None]))
 
 
 @seen_in("composition.prev_token[0]", "composition.start_token[0]", "induction.score[0][0]",
@@ -705,15 +861,15 @@ def pattern_transposed_in_the_run(monkeypatch):
 @seen_in("term_importance.start_delta", "term_importance.real_delta")
 def start_column_of_the_wrong_axis(monkeypatch):
     """The row of query 0 instead of the column of key 0. The halves still add up to the whole."""
-    def change(_, run):
+    def change(_, paths, source):
+        run = paths.run
         W_V, W_O, (s0, s1, _) = run.model.W_V, run.model.W_O, run.scales
-        start = run.patterns[0].clone()
-        start[..., 1:, :] = 0
-        moved = [common.write(common.attend(A, common.cen(run.x0) / s0, W_V[0]), W_O[0])
-                 for A in (start, run.patterns[0] - start)]
-        return [common.write(common.attend(run.patterns[1], common.cen(m) / s1, W_V[1]), W_O[1])
-                for m in moved]
-    put_in(monkeypatch, "virtual_by_source", change)
+        A = run.patterns[0].clone()
+        others = slice(1, None) if source.start == 0 else slice(0, 1)
+        A[..., others, :] = 0
+        moved = common.write(common.attend(A, common.cen(run.x0) / s0, W_V[0]), W_O[0])
+        return common.write(common.attend(run.patterns[1], common.cen(moved) / s1, W_V[1]), W_O[1])
+    put_in(monkeypatch, "virtual_from", change)
 
 
 @seen_in("composition.Q.scores[0][0]", "composition.K.scores[0][0]", "composition.V.scores[0][0]",
@@ -731,7 +887,7 @@ def composition_of_the_later_head_with_the_earlier(monkeypatch):
                         original(read, other.mT, W_V, W_O.mT).mT)
 
 
-@seen_in("composition.Q.scores[0][1]", "composition.K.max", "composition.K.mean_by_h1[0]",
+@seen_in("composition.Q.scores[0][1]", "composition.K.max", "composition.K.mean_by_writer[0]",
          "composition.first_published.K.scores[0][1]")
 def Q_and_K_swapped_in_the_scores(monkeypatch):
     for name in ("composition_scores", "first_published_scores"):
@@ -748,8 +904,9 @@ def Q_and_K_swapped_in_the_groups(monkeypatch):
 
 @seen_in("attention_groups.max_abs_diff", "attention_groups.tv.none_alone[0]")
 def scores_not_divided_by_the_root_of_d_head(monkeypatch):
-    def change(g, run, *_):
-        return common.ScoreGroups(*(value * run.model.cfg.attn_scale for value in vars(g).values()))
+    def change(g, paths, *_):
+        return common.ScoreGroups(*(value * paths.run.model.cfg.attn_scale
+                                    for value in vars(g).values()))
     put_in(monkeypatch, "score_groups", change)
 
 
@@ -774,29 +931,30 @@ def mask_of_zeros_before_subtraction(monkeypatch):
     mask_before_subtraction(monkeypatch, 0.0)
 
 
-@seen_in("term_importance.virtual_removed[0][1]", "term_importance.virtual_largest[0].h2",
-         "virtual_heads.most_important.h2", "virtual_heads.all[1].loss_increase")
+@seen_in("term_importance.virtual_removed[0][1]", "term_importance.virtual_largest[0].reader",
+         "virtual_heads.most_important.reader", "virtual_heads.all[1].loss_increase")
 def h1_and_h2_swapped_in_the_removals(monkeypatch):
-    put_in_removed(monkeypatch, lambda removed, run: removed.transpose(0, 1))
+    put_in_removed(monkeypatch, lambda removed, run: removed.unflatten(0, (3, 3)).transpose(
+        0, 1).flatten(0, 1))
 
 
 @seen_in("term_importance.real_delta", "term_importance.layer1.vs_direct")
 def combined_normed_with_the_wrong_sign(monkeypatch):
     original = common.unembed
-    monkeypatch.setattr(common, "unembed", lambda run, normed, combined, z: original(
-        run, normed, {name: (k, j, i) for name, (i, j, k) in combined.items()}, z))
+    monkeypatch.setattr(common, "unembed", lambda run, normed, combined, *rest: original(
+        run, normed, {name: (k, j, i) for name, (i, j, k) in combined.items()}, *rest))
 
 
-@seen_in("composition.Q.scores[0][1]", "composition.K.max_pair.h2", "composition.V.mean_by_h1[0]",
-         "virtual_heads.all[1].v_composition")
+@seen_in("composition.Q.scores[0][1]", "composition.K.max_pair.reader",
+         "composition.V.mean_by_writer[0]", "virtual_heads.all[1].v_composition")
 def h1_and_h2_swapped_in_composition(monkeypatch):
     put_in(monkeypatch, "composition_scores", lambda scores, *_: scores.mT)
 
 
-@seen_in("term_importance.virtual_removed[0][1]", "term_importance.loss_by_order[2]")
+@seen_in("term_importance.virtual_removed[0][1]", "term_importance.virtual_largest[0].reader")
 def h1_and_h2_swapped_in_the_virtual_terms(monkeypatch):
     put_in(monkeypatch, "expand", lambda paths, *_: dataclasses.replace(
-        paths, z_virtual=paths.z_virtual.transpose(0, 1)))
+        paths, z_virtual=paths.z_virtual.unflatten(0, (3, 3)).transpose(0, 1).flatten(0, 1)))
 
 
 @seen_in("attention_groups.tv_without_K_of_head[0][0]")
@@ -822,7 +980,7 @@ def test_the_oracle_catches(monkeypatch, fault, names):
 
 def test_the_models_loss_is_its_own(monkeypatch):
     """And not that of all terms, which differs from it where a term is wrong."""
-    h1_and_h2_swapped_in_the_virtual_terms(monkeypatch)
+    scale_before_layer_1_recomputed_for_each_layer_0_head(monkeypatch)
     missed = misses(found_numbers(model_of()), wanted_numbers(model_of()), tolerance=1e-9)
     assert "term_importance.loss_by_order[2]" in missed
     assert not any("loss_model" in name for name in missed)
@@ -933,12 +1091,15 @@ def article_results() -> dict:
     """The article's numbers, as far as it prints them; 0 where a line of ours needs more."""
     zeros = [0.0] * 8
 
-    def kind(largest, h2, h1, mean, n_above, mean_by_h1=zeros):
-        return {"max": largest, "max_pair": {"h2": h2, "h1": h1}, "mean": mean,
-                "n_above": n_above, "mean_by_h1": mean_by_h1}
+    def pair(h2, h1):
+        return {"reader": f"1.{h2}", "writer": f"0.{h1}"}
+
+    def kind(largest, h2, h1, mean, n_above, mean_by_writer=zeros):
+        return {"max": largest, "max_pair": pair(h2, h1), "mean": mean,
+                "n_above": n_above, "mean_by_writer": mean_by_writer}
 
     def virtual(h2, h1, pattern, row_sum_error, v_composition, loss_increase):
-        return {"h2": h2, "h1": h1, "pattern": pattern, "row_sum_error": row_sum_error,
+        return pair(h2, h1) | {"pattern": pattern, "row_sum_error": row_sum_error,
                 "future_max": 0.0, "v_composition": v_composition, "loss_increase": loss_increase}
 
     largest = [(7, 7, 0.723), (7, 3, 0.334), (7, 4, 0.298), (7, 5, 0.288), (7, 2, 0.200)]
@@ -946,14 +1107,16 @@ def article_results() -> dict:
     return {"meta": {"model": "attn-only-2l"}, "sections": {
         "model": {"n_layers": 2, "n_heads": 8, "d_head": 64, "d_model": 512, "d_vocab": 48262,
                   "ratio": 0.125, "n_single": 16, "n_virtual": 64, "n_terms": 81,
-                  "n_tokens": 3072, "n_sequences": 12, "seq_len": 256},
+                  "n_tokens": 3072, "n_sequences": 12, "seq_len": 256, "n_by_order": [1, 16, 64],
+                  "readers": [f"1.{h}" for h in range(8)],
+                  "writers": [f"0.{h}" for h in range(8)]},
         "path_expansion": {"n_terms": 81, "stream_max_abs_diff": 5.7e-6,
                            "logits_max_abs_diff": 4.2e-5, "logits_min": -18.2,
                            "logits_max": 25.8},
         "term_importance": {
             "uniform": 10.784, "loss_by_order": [10.11, 6.06, 4.93], "loss_model": 4.93,
             "marginal": [-0.68, -4.04, -1.13], "per_term": [-0.68, -0.253, -0.0177],
-            "virtual_largest": [{"h2": a, "h1": b, "loss_increase": c} for a, b, c in largest],
+            "virtual_largest": [pair(a, b) | {"loss_increase": c} for a, b, c in largest],
             "virtual_above_0_01": 51, "virtual_median": 0.0364, "split_check": 1.0e-5,
             "start_delta": -0.90, "real_delta": -0.07,
             "layer0": {"vs_direct": -0.26, "given_other": -0.26},
@@ -991,8 +1154,8 @@ def test_the_log_has_the_articles_lines(section):
 
 # ------------------------------------------------------------------ the script as a whole
 
-PAIR = {"h2": None, "h1": None}
-KIND = dict.fromkeys(("scores", "max", "mean", "n_above", "mean_by_h1")) | {"max_pair": PAIR}
+PAIR = {"reader": None, "writer": None}
+KIND = dict.fromkeys(("scores", "max", "mean", "n_above", "mean_by_writer")) | {"max_pair": PAIR}
 BASELINE = dict.fromkeys(("mean", "sd", "n", "margin"))
 VIRTUAL = PAIR | dict.fromkeys(("pattern", "row_sum_error", "future_max", "v_composition",
                                 "loss_increase", "map", "map_tokens"))
@@ -1116,3 +1279,27 @@ def test_main_on_a_single_sequence(main_run):
     run = main_run("single", "--tokens", "13")
     assert run.results["sections"]["term_importance"]["loss_model_se"] is None
     assert "NaN" not in run.json_text
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_main_at_another_depth(n_layers, tmp_path, capsys):
+    """From files to files; the sections that need two layers say so, and the article's claims are
+    left out."""
+    folder = tiny.folder(tmp_path / "model", tiny.SIZES | {"n_layers": n_layers})
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    options = ["--model", str(folder), "--tokens", "39", "--seq-len", "13", "--no-figures"]
+    results = part5.main([*options, "--text", str(tmp_path / "text.txt"), "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert re.findall(r"^== (\d)\.", printed, re.MULTILINE) == list("123456")
+    assert "WHAT THE TEXT DERIVES" not in printed and "0 disagree" in printed
+    assert printed.count("  no pairs of heads in one layer") == (5 if n_layers == 1 else 0)
+    assert f"order <= {n_layers} (+" in printed and f"order <= {n_layers + 1}" not in printed
+    assert ("2.2 o 1.0" in printed) == ("1.0 o 0.2" in printed) == (n_layers == 3)
+    written = json.loads((tmp_path / "part5.json").read_text("utf-8"))
+    assert written == json.loads(json.dumps(results))
+    log = (tmp_path / "part5_stdout.txt").read_text("utf-8").splitlines()
+    assert reprinted(written) == log[: log.index(AGAINST)]
+    if n_layers == 3:
+        table = written["sections"]["term_importance"]["virtual_removed"]
+        assert [[v is None for v in row] for row in table] == [[False] * 3 + [True] * 3] * 3 + [
+            [False] * 6] * 3

@@ -429,14 +429,15 @@ def test_claims_of_skipped_rows_are_none_and_printed_so():
 
 
 PART5_BY_HAND = {  # two heads a layer
+    "model": {"n_layers": 2},
     "term_importance": {"uniform": 10.0, "loss_model": 5.0, "loss_by_order": [9.5, 5.75, 5.25],
                         "marginal": [-0.5, -3.75, -0.5],
-                        "virtual_largest": [{"h2": 1, "h1": 0}, {"h2": 1, "h1": 1},
-                                            {"h2": 0, "h1": 1}]},
+                        "virtual_largest": [{"reader": "1.1"}, {"reader": "1.1"},
+                                            {"reader": "1.0"}]},
     "composition": {"baseline": {"mean": 0.0625}, "prev_token": [0.1, 0.6],
-                    "Q": {"mean_by_h1": [0.25, 0.0625], "n_above": 2,
+                    "Q": {"mean_by_writer": [0.25, 0.0625], "n_above": 2,
                           "scores": [[0.375, 0.0625], [0.125, 0.0625]]},
-                    "K": {"mean_by_h1": [0.125, 0.1875], "n_above": 3,
+                    "K": {"mean_by_writer": [0.125, 0.1875], "n_above": 3,
                           "scores": [[0.0625, 0.125], [0.1875, 0.25]]},
                     "V": {"n_above": 1, "scores": [[0, 0], [0, 1]]}},
     "attention_groups": {"tv": {"without_K": [0.5, 0.75], "without_Q": [0.25, 0.625]},

@@ -113,6 +113,11 @@ def test_what_was_planted_is_found(run, publish, part, planted):
     assert best and all(s["reproduced"] == s["of"] and not s["misses"] for s in best)
 
 
+def test_what_was_planted_is_found_in_three_layers(run, publish, monkeypatch):
+    monkeypatch.setitem(test_published.EIGHT_HEADS, "n_layers", 3)
+    test_what_was_planted_is_found(run, publish, "part5", {"bias_is_moved": True})
+
+
 @pytest.mark.parametrize("planted", [{"join": "\n"}, {"keep_blank": False},
                                      {"join": "\n", "keep_blank": False}], ids=str)
 def test_how_rows_are_joined_is_found(run, publish, rows_of_text, monkeypatch, planted):

@@ -275,8 +275,8 @@ def test_the_real_models_expansion_gives_the_same_four_paths(runs):
     patterns = toy.tensor([toy.A_1, toy.A_2])[:, None, None]
     paths = common.expand(common.FrozenRun(model, None, x0[None], ones, patterns, None, None))
     path_expansion = runs["part5"].sections["path_expansion"]
-    found = {"direct": paths.direct, "head_1": paths.heads(0), "head_2": paths.heads(1),
-             "virtual": paths.virtual()}
+    found = {"direct": paths.sums[-1, 0], "head_1": paths.heads(0), "head_2": paths.heads(1),
+             "virtual": paths.sums[-1, 2]}
     for name, stream in found.items():
         assert (stream == toy.tensor(path_expansion["paths"][name])[None, :, None]
                 * both).all(), name
