@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -33,6 +34,9 @@ from common import cen
 from figures import part4 as pictures
 from results import claims, loading, report, runner, sweep
 from results.report import Section
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
 
 PUBLISHED_MODEL = "attn-only-1l"
 TEXT_TOKENS = 1000  # of the text, for the patterns on text (section 4)
@@ -45,16 +49,22 @@ COPIES, MATTERS = 0.7, 0.01  # copy score, nats: where "copies" and "matters" be
 SUM_TOLERANCE = 1e-9  # of sum |l|: trace, eigenvalues and diagonal are the same sum (section 7)
 # What the article leaves open; the first value is ours (--sweep tries the others).
 OPEN = {
+    # Two sources agree on the composition scores of attn-only-2l, but of five copy scores of
+    # attn-only-1l the article prints lower ones than an analysis with a centred unembedding finds.
+    # Centring moves copy scores up, so the article most likely did not centre.
+    "center_unembed": [False, True],
+    "fold_value_biases": [True, False],  # False leaves b_V in the values, and in the pushes
+    "tables_from": ["processed", "stored"],  # the weights that tables and eigenvalues are read from
     "table_layernorm": ["none", "QK", "QK and OV"],  # LayerNorm of W_E in the tables
     "qk_scaled": [False, True],  # 1 / sqrt(d_head) in the QK tables
     "position_layernorm": [True, False],  # of W_pos
     "position_scaled": [True, False],  # 1 / sqrt(d_head)
     "position_biases": [True, False],  # b_Q and b_K
-    "fold_value_biases": [True, False],  # False leaves b_V in the values, and in the pushes
     "random_heads": ["factors", "all", "head"],  # what of a random head is Gaussian
 }
 CHOICES = {name: values[0] for name, values in OPEN.items()}
-# The rows of the article; " two" is ours, after the paper's.
+# The rows of the article; " two" is ours, after the paper's. The heads are those of attn-only-1l;
+# on any other model a rule finds the head, and the log says which.
 TABLE_ROWS = [
     (0, " perfect"), (0, " Ralph"), (0, " large"), (6, " couldn"), (7, " Paris"), (0, " two"),
 ]
@@ -64,30 +74,13 @@ PAIRS = [  # with the word, without it, what comes next
     ('We visited Ralph and his dog.\n"R', 'We visited Tom and his dog.\n"R', "alph"),
     ("The perfect gift for her. It looks", "The nice gift for her. It looks", " perfect"),
 ]
-OV_ROWS = [(5, " corresponding"), (5, " couldn"), (1, " couldn")]
+# Head, its place among the heads that lean on position most, source (section 4).
+OV_ROWS = [(5, 0, " corresponding"), (5, 0, " couldn"), (1, 1, " couldn")]
 BUG = dict(
     head=2, source=" keep", out=[" mind", " bay", " toes", " wraps", " forefront"],
     dest=[" in", " at", " on", " under", " going"], pair=(" mind", " bay"), other=7,
     prompts=["You need to keep this in", "You need to keep the dogs at"],
 )
-# The same for the vocabulary of the bundled model, fixed from its sample text before it was run.
-# No head is named: a rule finds it, and the log says which.
-SAMPLE_ROWS = [" hand", " water", " steps", " Captain"]
-SAMPLE_WORD = dict(prompt='The Captain took the letter.\n"C', source=" Captain", next="aptain",
-                   head=None)
-SAMPLE_PAIRS = [
-    ('The Captain took the letter.\n"C', 'The boy took the letter.\n"C', "aptain"),
-    ("On the one hand it is plain, and on the other",
-     "On the one side it is plain, and on the other", " hand"),
-    ("The water was cold, and he looked at the", "The night was cold, and he looked at the",
-     " water"),
-]
-SAMPLE_BUG = dict(
-    head=None, source=" keep", out=[" mind", " dry", " civil", " light"],
-    dest=[" in", " feet", " tongue", " at", " and"], pair=(" mind", " dry"), other=None,
-    prompts=["You must keep the tide in", "You must keep your feet"],
-)
-
 
 @dataclass(frozen=True)
 class Analysis:
@@ -98,11 +91,25 @@ class Analysis:
     B: Float[Tensor, "head d_head d_vocab"]  # W_O W_U, float64
     choices: dict
     args: argparse.Namespace  # --seed, and the reader's own --source, --prompt and --next
-    sample: bool = False  # the bundled model: rows of its own vocabulary too
+    tables: HookedTransformer | None = None  # the stored weights, if tables are read from them
+    heads_by_rule: bool = False  # not the article's model, so its head numbers mean nothing
 
     @property
-    def model(self):
+    def model(self) -> HookedTransformer:
         return self.run.model
+
+    @property
+    def weights(self) -> HookedTransformer:
+        """The model that tables and eigenvalues are read from."""
+        return self.model if self.tables is None else self.tables
+
+    def head(self, article: int, rule: Callable[[], int]) -> int:
+        """The article's head; Skip if there is none. On another model: the rule's."""
+        if self.heads_by_rule:
+            return rule()
+        if article >= self.model.cfg.n_heads:
+            raise Skip(f"no head 0.{article} here", [])
+        return article
 
     @cached_property
     def ranked(self) -> Int[Tensor, " source"]:
@@ -148,13 +155,6 @@ def token_id(model, word: str) -> int:
     return ids[0]
 
 
-def check_head(model, head: int) -> int:
-    """The head; Skip if the model does not have it."""
-    if head >= model.cfg.n_heads:
-        raise Skip(f"no head 0.{head} here", [])
-    return head
-
-
 def prompt_tokens(model, text: str) -> list[int]:
     """BOS and the ids of a text."""
     return [model.tokenizer.bos_token_id, *loading.encode(model, text)]
@@ -183,7 +183,7 @@ def ov_row(a: Analysis, head: int, source: int) -> Float[Tensor, " d_vocab"]:
     position, LayerNorm and attention are left out. One vector of d_vocab, never the table.
     """
     if a.choices["table_layernorm"] == "QK and OV":
-        x = common.layer_norm(a.model, a.model.W_E[source]) @ a.model.W_V[0, head]
+        x = common.layer_norm(a.weights, a.weights.W_E[source]) @ a.weights.W_V[0, head]
         return x.double() @ a.B[head]
     return a.A[head, source] @ a.B[head]
 
@@ -195,7 +195,7 @@ def qk_column(a: Analysis, head: int, source: int) -> Float[Tensor, " d_vocab"]:
     no position, no biases, no 1/sqrt(d_head). The scores of two destinations never meet in one
     softmax, so their order is a hint. One vector; cost d_vocab x d_model.
     """
-    m = a.model
+    m = a.weights
     x = m.W_E if a.choices["table_layernorm"] == "none" else common.layer_norm(m, m.W_E)
     column = x @ (m.W_Q[0, head] @ (x[source] @ m.W_K[0, head]))
     return column / m.cfg.attn_scale if a.choices["qk_scaled"] else column
@@ -249,6 +249,12 @@ def print_sizes(r: dict, results: dict, log: report.Log) -> None:
 # ------------------------------------------------------------------ 2. skip-trigrams
 
 
+def log_rule(results: dict, rule: str, log: report.Log) -> None:
+    """Say how heads were found, on a model that is not the article's."""
+    if results["meta"].get("heads_by_rule"):
+        log(f"  heads found by rule, since this is not the article's model: {rule}")
+
+
 def skip_trigram_line(t: dict) -> str:
     """A row of the table, as the article prints it."""
     head = "" if t["head"] is None else f"head 0.{t['head']}  "
@@ -256,34 +262,30 @@ def skip_trigram_line(t: dict) -> str:
     return f"  {head}source {t['source']!r:10}  {lists}"
 
 
-def skip_trigram(a: Analysis, head: int | None, word: str) -> dict:
-    """Top destinations and out tokens of a source. No head: the one that raises it most."""
+def skip_trigram(a: Analysis, head: int, word: str) -> dict:
+    """Top destinations and out tokens of a source. By rule: in the head that raises it most."""
     source = token_id(a.model, word)
-    if head is None:
-        head = int((a.A[:, source] * a.B[:, :, source]).sum(-1).argmax())
-    check_head(a.model, head)
+    head = a.head(head, lambda: int((a.A[:, source] * a.B[:, :, source]).sum(-1).argmax()))
+    return lists(a, head, source)
+
+
+def lists(a: Analysis, head: int, source: int) -> dict:
+    """The five highest destinations and out tokens of a source in one head."""
     return {"head": head, "dest": top_tokens(a.model, qk_column(a, head, source), 5),
             "out": top_tokens(a.model, ov_row(a, head, source), 5)}
 
 
 def compute_skip_trigrams(a: Analysis, results: dict) -> list[dict]:
-    rows = [(h, w, "article") for h, w in TABLE_ROWS]
-    rows += [(None, w, "sample") for w in SAMPLE_ROWS] if a.sample else []
-    return [row({"head": h, "source": w, "words": kind}, skip_trigram, a, h, w)
-            for h, w, kind in rows]
+    return [row({"head": None if a.heads_by_rule else head, "source": word}, skip_trigram, a, head,
+                word) for head, word in TABLE_ROWS]
 
 
 def print_skip_trigrams(r: list[dict], results: dict, log: report.Log) -> None:
     log("== 2. SKIP-TRIGRAMS READ FROM THE WEIGHTS: fix a source, top destinations (QK) and top "
         "out tokens (OV)")
     for t in r:
-        if t["words"] == "article":
-            log(skip_trigram_line(t))
-    if any(t["words"] == "sample" for t in r):
-        log("  words of the sample text, each with the head that raises it most:")
-    for t in r:
-        if t["words"] == "sample":
-            log(skip_trigram_line(t))
+        log(skip_trigram_line(t))
+    log_rule(results, "each source in the head that raises it most", log)
     log("  each list ranks the entries of one head's table and is not a prediction: position, "
         "LayerNorm, biases and every other path are left out")
 
@@ -291,21 +293,20 @@ def print_skip_trigrams(r: list[dict], results: dict, log: report.Log) -> None:
 # ------------------------------------------------------------------ 3. at work
 
 
-def word_at_work(a: Analysis, prompt: str, source: str, next: str, head: int | None) -> dict:
-    """Every head's push on the next token, and one head's attention on the source.
-
-    No head: the one that pushes most through the source."""
+def word_at_work(a: Analysis, prompt: str, source: str, next: str, head: int) -> dict:
+    """Every head's push on the next token, and one head's attention on the source. By rule: the
+    head that pushes most through the source."""
     tokens = [loading.token_text(a.model, i) for i in prompt_tokens(a.model, prompt)]
     base = dict(prompt=prompt, source=source, next=next, head=head, tokens=tokens)
     return row(base, word_pushes, a, prompt, source, next, head)
 
 
-def word_pushes(a: Analysis, prompt: str, source: str, next: str, head: int | None) -> dict:
+def word_pushes(a: Analysis, prompt: str, source: str, next: str, head: int) -> dict:
     run, out = prompt_run(a.model, prompt), token_id(a.model, next)
     here = run.tokens[0] == token_id(a.model, source)
     by_source = common.pushes(run, out)
     through_source = by_source[:, here].sum(-1)
-    h = int(through_source.argmax()) if head is None else check_head(a.model, head)
+    h = a.head(head, lambda: int(through_source.argmax()))
     return {"head": h, "pushes": by_source.sum(-1).tolist(),
             "pushes_through_source": through_source.tolist(),
             "attention": run.patterns[0, h, 0, -1, here].sum().item()}
@@ -325,19 +326,14 @@ def prompt_pairs(a: Analysis, pairs: list[tuple]) -> dict:
 
 
 def compute_at_work(a: Analysis, results: dict) -> dict:
-    sample = prompt_pairs(a, SAMPLE_PAIRS) | {"word": word_at_work(a, **SAMPLE_WORD)}
-    return prompt_pairs(a, PAIRS) | {"ralph": word_at_work(a, **WORD),
-                                     "sample": sample if a.sample else None}
+    return prompt_pairs(a, PAIRS) | {"ralph": word_at_work(a, **WORD)}
 
 
 def print_at_work(r: dict, results: dict, log: report.Log) -> None:
     log("== 3. SKIP-TRIGRAMS AT WORK IN THE WHOLE MODEL (probability of the next token)")
     _print_pairs(r, log)
     _print_word(r["ralph"], log)
-    if r["sample"]:
-        log("  words of the sample text; the head named is the one that pushes most through them:")
-        _print_pairs(r["sample"], log)
-        _print_word(r["sample"]["word"], log)
+    log_rule(results, "the one that pushes most through the source", log)
     log("  pushes are a run's own, with its attention, positions and LayerNorm scales; the "
         "entries of a table (sections 2 and 5) have none of the three")
 
@@ -371,16 +367,20 @@ def compute_positional(a: Analysis, results: dict) -> dict:
     query, n_text = min(POSITION, a.model.cfg.n_ctx - 1), a.run.tokens.shape[1]
     near = position_weights(a, query).flip(-1)[:, :3]  # 0, 1, 2 back
     on_text = [common.mean_attention(a.run.patterns[0], k) for k in range(min(3, n_text))]
+    weight = near.sum(-1)
+    leaning = weight.argsort(descending=True).tolist()
     return {"query": query, "from_positions": near.tolist(),
-            "lean": [h for h, x in enumerate(near.sum(-1).tolist()) if x > POSITIONAL_SHARE],
+            "lean": [h for h, x in enumerate(weight.tolist()) if x > POSITIONAL_SHARE],
             "on_text": torch.stack(on_text, -1).tolist(),
-            "ov": [row({"head": h, "source": w}, top_out, a, h, w) for h, w in OV_ROWS]}
+            "ov": [row({"head": None if a.heads_by_rule else head, "source": word}, top_out, a,
+                       head, place, word, leaning) for head, place, word in OV_ROWS]}
 
 
-def top_out(a: Analysis, head: int, word: str) -> dict:
-    """The top out tokens of a source in one head."""
-    values = ov_row(a, check_head(a.model, head), token_id(a.model, word))
-    return {"out": top_tokens(a.model, values, 5)}
+def top_out(a: Analysis, head: int, place: int, word: str, leaning: list[int]) -> dict:
+    """The top out tokens of a source in one head. By rule: by its place among the leaning heads."""
+    source = token_id(a.model, word)
+    head = a.head(head, lambda: leaning[min(place, len(leaning) - 1)])
+    return {"head": head, "out": top_tokens(a.model, ov_row(a, head, source), 5)}
 
 
 def print_positional(r: dict, results: dict, log: report.Log) -> None:
@@ -400,6 +400,7 @@ def print_positional(r: dict, results: dict, log: report.Log) -> None:
     for t in r["ov"]:
         log(f"  OV of head 0.{t['head']}, source {t['source']!r:15} -> "
             f"{skipped(t) if 'skipped' in t else t['out']}")
+    log_rule(results, "the two that lean on position most", log)
     log("  (these too rank inside one head and are not predictions)")
 
 
@@ -417,65 +418,51 @@ def entry(a: Analysis, values: Tensor, word: str) -> dict:
     return {"value": values[token_id(a.model, word)].item()}
 
 
-def compute_bug(a: Analysis, bug: dict) -> dict:
-    """OV row and QK column of the source in one head, and the prompts. No head: the one whose
+def bug_entries(a: Analysis) -> dict:
+    """OV row and QK column of the source in one head, and the prompts. By rule: the head whose
     smaller entry of the pair is largest."""
-    base = {"head": bug["head"], "source": bug["source"], "pair": list(bug["pair"])}
-    return row(base, bug_entries, a, bug)
-
-
-def bug_entries(a: Analysis, bug: dict) -> dict:
-    source, head = token_id(a.model, bug["source"]), bug["head"]
-    if head is None:
-        pair = torch.tensor([token_id(a.model, w) for w in bug["pair"]], device=a.B.device)
-        head = int((a.A[:, None, source] @ a.B[:, :, pair]).amin((-1, -2)).argmax())
-    ov = ov_row(a, check_head(a.model, head), source)
-    qk = qk_column(a, head, source)
-    ov_at, no_out = entries(a, ov, bug["out"])
-    qk_at, no_dest = entries(a, qk, bug["dest"])
-    prompts = [row({"prompt": p}, bug_prompt, a, head, source, bug["pair"], p, bug["other"])
-               for p in bug["prompts"]]
+    source, pair = token_id(a.model, BUG["source"]), [token_id(a.model, w) for w in BUG["pair"]]
+    head = a.head(BUG["head"], lambda: int(
+        (a.A[:, None, source] @ a.B[:, :, pair]).amin((-1, -2)).argmax()))
+    ov, qk = ov_row(a, head, source), qk_column(a, head, source)
+    ov_at, no_out = entries(a, ov, BUG["out"])
+    qk_at, no_dest = entries(a, qk, BUG["dest"])
+    prompts = [row({"prompt": p}, bug_prompt, a, head, source, p) for p in BUG["prompts"]]
     return {"head": head, "ov": ov_at, "ov_median": ov.quantile(0.5).item(),
             "ov_top": top_tokens(a.model, ov, 6), "qk": qk_at,
             "qk_median": qk.quantile(0.5).item(), "qk_top": top_tokens(a.model, qk, 6),
             "no_token": no_out + no_dest, "prompts": prompts}
 
 
-def bug_prompt(a: Analysis, head: int, source: int, pair: tuple, prompt: str,
-               other: int | None) -> dict:
-    """A prompt that holds the source: one head's pushes on the pair, whole and through it.
-
-    No other head: the one besides `head` that pushes most on the first of the pair."""
-    run = prompt_run(a.model, prompt)
+def bug_prompt(a: Analysis, head: int, source: int, prompt: str) -> dict:
+    """A prompt that holds the source: one head's pushes on the pair, whole and through it, and
+    another head's. By rule: the one that pushes most on the first of the pair."""
+    run, pair = prompt_run(a.model, prompt), BUG["pair"]
     here = run.tokens[0] == source
     ids = {w: token_id(a.model, w) for w in pair}
     by_source = {w: common.pushes(run, i) for w, i in ids.items()}
     through = {w: x[head, here].sum().item() for w, x in by_source.items()}
     p, on_first = next_probabilities(run), by_source[pair[0]].sum(-1).tolist()
-    if other is None:
-        other = max((h for h in range(len(on_first)) if h != head), key=on_first.__getitem__)
-    check_head(a.model, other)
+    others = [h for h in range(len(on_first)) if h != head]
+    other = a.head(BUG["other"], lambda: max(others, key=on_first.__getitem__))
     return {"attention": run.patterns[0, head, 0, -1, here].sum().item(), "through": through,
             "ratio": through[pair[1]] / through[pair[0]] if through[pair[0]] else None,
             "whole": {w: x[head].sum().item() for w, x in by_source.items()},
             "p": {w: p[i].item() for w, i in ids.items()}, "top3": top_tokens(a.model, p, 3),
-            "other_head": other, f"push_0_{other}": on_first[other]}
+            "other_head": other, "push_of_other": on_first[other]}
 
 
 def compute_keep(a: Analysis, results: dict) -> dict:
-    return compute_bug(a, BUG) | {"sample": compute_bug(a, SAMPLE_BUG) if a.sample else None}
+    base = {"head": None if a.heads_by_rule else BUG["head"], "source": BUG["source"],
+            "pair": list(BUG["pair"])}
+    return row(base, bug_entries, a)
 
 
 def print_keep(r: dict, results: dict, log: report.Log) -> None:
     log(f"== 5. A SKIP-TRIGRAM BUG: head 0.{r['head']} and \"{r['source']}\"")
     _print_bug(r, log)
-    s = r["sample"]
-    if s:
-        log("  words of the sample text: " + (skipped(s) if "skipped" in s else
-            f"head 0.{s['head']} (of its entries for {' and '.join(map(repr, s['pair']))} the "
-            f"smaller is the largest of all heads) and \"{s['source']}\""))
-        if "skipped" not in s:
-            _print_bug(s, log)
+    log_rule(results, "the one whose smaller entry of the pair is the largest of all heads, and of "
+             "the others the one that pushes most on the first of the pair", log)
     log("  columns rank table entries inside one head and are not predictions; pushes are the "
         "runs' own, so their ratio is not that of two entries, yet it is one ratio in both prompts "
         "where the source stands at one position")
@@ -506,7 +493,7 @@ def _print_bug(r: dict, log: report.Log) -> None:
             f"\"{r['source']}\"; through \"{r['source']}\" it pushes {one} {t1:+.2f}, {two} "
             f"{t2:+.2f}  (ratio {two}/{one} {ratio}); whole head: {one} {w1:+.2f}, {two} {w2:+.2f}")
         log(f"      whole model: p({one}) = {p1:.4f}, p({two}) = {p2:.6f}; top 3 {p['top3']}; head "
-            f"0.{other} pushes {one} {p[f'push_0_{other}']:+.2f}")
+            f"0.{other} pushes {one} {p['push_of_other']:+.2f}")
 
 
 # ------------------------------------------------------------------ 6. eigenvalues
@@ -534,7 +521,7 @@ def compute_eigen(a: Analysis, results: dict) -> dict:
               "diagonal_sum": diagonal_sum[h].item(), "eigenvalues": complex_list(values[h])}
              | {k: int(c[h]) for k, c in zip(("positive", "real_positive", "complex"), counts)}
              for h in range(len(values))]
-    drawn = common.random_heads(a.model, a.choices["random_heads"], N_RANDOM, a.args.seed)
+    drawn = common.random_heads(a.weights, a.choices["random_heads"], N_RANDOM, a.args.seed)
     scores = common.copy_score(drawn)
     positive, _, is_complex = common.eigenvalue_counts(drawn)
     return {"check": {"match": match, "rest": rest, "n_tokens": piece}, "heads": heads,
@@ -706,7 +693,7 @@ def compute_reader(a: Analysis, results: dict) -> dict:
         except Skip:
             rows.append(row({"head": None, "source": word}, skip_trigram, a, 0, word))
             continue
-        rows += [{"head": h, "source": word} | skip_trigram(a, h, word)
+        rows += [{"source": word} | lists(a, h, token_id(a.model, word))
                  for h in range(a.model.cfg.n_heads)]
     prompt = None if a.args.next is None else reader_prompt(a, a.args.prompt, a.args.next)
     return {"sources": rows, "prompt": prompt}
@@ -756,10 +743,14 @@ SECTIONS = [
     Section("reader", compute_reader, print_reader),
 ]
 TABLES = {"skip_trigrams", "positional", "keep"}
+FROM_WEIGHTS = TABLES | {"eigen", "copying", "beyond"}
+PROCESSING_CHOICES = ("center_unembed", "fold_value_biases", "tables_from")
 SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
+    {"center_unembed": FROM_WEIGHTS | {"at_work"},
+     "fold_value_biases": {"sizes", "at_work", "positional", "keep", "beyond"},
+     "tables_from": FROM_WEIGHTS},
     {"table_layernorm": TABLES, "qk_scaled": TABLES},
     dict.fromkeys(("position_layernorm", "position_scaled", "position_biases"), {"positional"}),
-    {"fold_value_biases": {"sizes", "at_work", "positional", "keep"}},
     {"random_heads": {"eigen"}},
 ]
 SCRIPT = report.Script("circuits_part4.py", SECTIONS, pictures.FIGURES, PUBLISHED_MODEL, SWEEPS)
@@ -782,30 +773,43 @@ class Setup:
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
-        self.prepared: dict = {}  # {fold_value_biases: (fields of an Analysis, meta)}, the last one
+        self.models: dict = {}  # {processing: (model, source)}
+        self.prepared: dict = {}  # {choices of the weights: (fields of an Analysis, meta)}
 
-    def prepare(self, fold_value_biases: bool) -> tuple[dict, dict]:
+    def load(self, processing: dict) -> tuple[HookedTransformer, dict]:
+        key = tuple(processing.values())
+        if key not in self.models:
+            self.models[key] = loading.load_model(
+                self.args.model, self.args.device, loading.DTYPES[self.args.dtype], 1, processing)
+        return self.models[key]
+
+    def prepare(self, center_unembed: bool, fold_value_biases: bool, tables_from: str) -> tuple:
         """What no other choice changes: the run and the factors of the circuits, and the meta."""
         args = self.args
-        processing = loading.PROCESSING | {"fold_value_biases": fold_value_biases}
-        model, source = loading.load_model(args.model, args.device, loading.DTYPES[args.dtype], 1,
-                                          processing)
+        processing = loading.PROCESSING | {"center_unembed": center_unembed,
+                                           "fold_value_biases": fold_value_biases}
+        model, source = self.load(processing)
+        tables = None
+        if tables_from == "stored":
+            tables = self.load(dict.fromkeys(loading.PROCESSING, False))[0]
         one_row = min(TEXT_TOKENS, model.cfg.n_ctx) if args.seq_len is None else args.seq_len
         n_tokens = one_row if args.tokens is None else args.tokens
         tokens, text = loading.load_tokens(model, args.model, args.text, n_tokens, args.seq_len,
-                                          default_len=min(TEXT_TOKENS, n_tokens))
-        meta = report.run_meta(SCRIPT.file, source, text, args, {}) | {"processing": processing}
-        fields = dict(run=common.freeze(model, tokens),
-                      A=model.W_E.double() @ model.W_V[0].double(),
-                      B=model.W_O[0].double() @ model.W_U.double(),
-                      args=args, sample=source["model"] == "mini-1l")
+                                           default_len=min(TEXT_TOKENS, n_tokens))
+        by_rule = source["model"] != PUBLISHED_MODEL or source["revision"] is None
+        meta = report.run_meta(SCRIPT.file, source, text, args, {}) | {
+            "processing": processing, "heads_by_rule": by_rule}
+        weights = tables or model
+        fields = dict(run=common.freeze(model, tokens), tables=tables, args=args,
+                      A=weights.W_E.double() @ weights.W_V[0].double(),
+                      B=weights.W_O[0].double() @ weights.W_U.double(), heads_by_rule=by_rule)
         return fields, meta
 
     def analyse(self, choices: dict) -> tuple[Analysis, dict]:
         """The analysis under these choices, and the meta of its results."""
-        key = choices["fold_value_biases"]
+        key = tuple(choices[name] for name in PROCESSING_CHOICES)
         if key not in self.prepared:
-            self.prepared = {key: self.prepare(key)}
+            self.prepared = {key: self.prepare(*key)}
         fields, meta = self.prepared[key]
         return Analysis(choices=choices, **fields), meta | {"choices": choices}
 

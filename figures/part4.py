@@ -58,8 +58,7 @@ def _how_to_read(missing: list[str]) -> str:
 
 def plot_at_work(r: dict, results: dict):
     """What one head reads in a prompt, and every head's push on the next token."""
-    sample = r["sample"]["word"] if r["sample"] else r["ralph"]
-    word = sample if "skipped" in r["ralph"] else r["ralph"]
+    word = r["ralph"]
     if "skipped" in word:
         return None
     out, source, n = charts.label(word["next"]), charts.label(word["source"]), len(word["pushes"])
@@ -76,8 +75,6 @@ def plot_at_work(r: dict, results: dict):
     charts.bars(ax, [f"0.{h}" for h in range(n)], series, "{:+.2f}")
     ax.set(xlabel="head", ylabel=f"push on the logit of {out} (logits)")
     title = f"each head's push on {out} after {charts.label(word['tokens'][-1])}"
-    if word is not r["ralph"]:
-        title += f" (sample text; {charts.label(r['ralph']['next'])} was skipped)"
     return charts.finished(figure, title, results)
 
 
@@ -155,28 +152,18 @@ def plot_keep(r: dict, results: dict):
 
     Beside them, on the same scale, stands the article's example by hand.
     """
-    bug, prompts = _measured(r)
-    if not bug:
+    prompts = [p for p in r.get("prompts", []) if "skipped" not in p]
+    if not prompts:
         return None
-    source = charts.label(bug["source"])
+    source = charts.label(r["source"])
     figure, (by_hand, ax) = charts.new_figure(12, 4.2, 1, 2, sharey=True, width_ratios=[2, 3])
     _plot_by_hand(by_hand)
-    charts.bars(ax, [_what_is_read(bug, p) for p in prompts],
-                {charts.label(w): [p["through"][w] for p in prompts] for w in bug["pair"]},
+    charts.bars(ax, [_what_is_read(r, p) for p in prompts],
+                {charts.label(w): [p["through"][w] for p in prompts] for w in r["pair"]},
                 "{:+.2f}")
-    ax.set_title(f"measured: head 0.{bug['head']}, through {source}", loc="left")
-    return charts.finished(figure, f"the bug of head 0.{bug['head']}: one ratio after {source}, "
+    ax.set_title(f"measured: head 0.{r['head']}, through {source}", loc="left")
+    return charts.finished(figure, f"the bug of head 0.{r['head']}: one ratio after {source}, "
                            "whatever the destination", results)
-
-
-def _measured(r: dict) -> tuple[dict | None, list[dict]]:
-    """The article's bug and its prompts, or those of the sample text if all were skipped."""
-    for bug in (r, r["sample"]):
-        if bug and "skipped" not in bug:
-            prompts = [p for p in bug["prompts"] if "skipped" not in p]
-            if prompts:
-                return bug, prompts
-    return None, []
 
 
 def _what_is_read(bug: dict, prompt: dict) -> str:

@@ -175,7 +175,7 @@ def _at_work(word: dict, n_heads: int) -> dict:
 
 def _rows(table: list[dict]) -> dict:
     """What the table's rows of " large" and " Paris" raise."""
-    out = {row["source"]: row.get("out") for row in table if row["words"] == "article"}
+    out = {row["source"]: row.get("out") for row in table}
     large, paris = out[" large"], out[" Paris"]
     return {"large_raises": large and [w for w in ("large", "small") if w in large],
             "paris_raises_itself": paris and sum(w.strip() == "Paris" for w in paris)}

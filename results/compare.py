@@ -15,9 +15,9 @@ from results import loading, report
 from results.report import is_number
 
 ROUNDING = 4  # allowed error of a run beside a printed digit, in machine epsilons of its dtype
-BOUND_FACTOR = 4  # a rounding error agrees up to this many times the printed one
+BOUND_FACTOR = 10  # a rounding error agrees up to this many times the printed one
 SAMPLING_ERRORS = 4  # standard errors that a drawn mean may be off
-AGREES, DIFFERS, MISSING = "agrees", "DIFFERS", "MISSING"
+AGREES, INPUT, DIFFERS, MISSING = "agrees", "input", "DIFFERS", "MISSING"
 EXPLAINED, STALE, NOT_COMPARED = "explained", "EXPLAINED, BUT AGREES", "not compared"
 DISAGREEMENTS = (DIFFERS, MISSING, STALE)
 OTHER_MODEL, OTHER_TEXT = "of another model", "of another text"
@@ -71,14 +71,16 @@ def distance(entry: dict, ours, results: dict) -> float:
     0 if the two agree, 1 for another word or another type of value. By the entry's kind:
 
     exact    the same; to 1e-9 for a computed number (toys)
+    input    likewise, but set by the script itself, so that it is not counted as reproduced
     rounded  within half a unit, and the rounding error of the run's dtype
+    ends     likewise, one printed end of a fixed set: "between 0.44 and 0.81"
     bound    at most BOUND_FACTOR times what is printed
-    range    every value between the two ends, rounded as they are
+    range    every value between the two ends, rounded as they are: "no other above 0.04"
     sampled  draws whose range overlaps the published one; one value within SAMPLING_ERRORS
     """
     kind = entry["kind"]
     error = ROUNDING * float(np.finfo(results["meta"]["dtype"]).eps)
-    if kind in ("exact", "rounded"):
+    if kind in ("exact", "input", "rounded", "ends"):
         return _distance_of_leaves(entry, ours, error)
     numbers = [value for _, value in report.leaves(ours)]
     if not numbers or not all(map(is_number, numbers)):
@@ -107,7 +109,7 @@ def _distance_of_leaves(entry: dict, ours, error: float) -> float:
     largest = 0.0
     for key, x in found.items():
         slack = 0.0
-        if is_number(x) and entry["kind"] == "rounded":
+        if is_number(x) and entry["kind"] in ("rounded", "ends"):
             slack = _half_unit(entry) + error * abs(x)
         elif isinstance(x, float):
             slack = 1e-9 * max(1, abs(x))
@@ -203,6 +205,8 @@ def with_published(published: dict, results: dict) -> list[Row]:
         else:
             off = distance(entry, ours, results)
             verdict, why = _verdict(off, ours, published["explained"].get(entry["key"]))
+            if verdict == AGREES and entry["kind"] == "input":
+                verdict = INPUT
         rows.append(Row(entry["key"], entry["section"], entry["printed"], shown(entry, ours),
                         _difference(entry, ours), verdict, off, why))
     return rows
@@ -279,6 +283,8 @@ def print_comparison(rows: list[Row], log: report.Log, every: bool) -> None:
     n_disagree = sum(v in DISAGREEMENTS for v in verdicts)
     log(f"  {n_agree + n_disagree + n_explained} of {len(rows)} compared: {n_agree} agree, "
         f"{n_disagree} disagree, {n_explained} explained")
+    if INPUT in verdicts:
+        log(f"  {verdicts.count(INPUT)} more are inputs of the script, and as in the article")
     not_compared = [r.why for r in rows if r.verdict == NOT_COMPARED]
     for why in sorted(set(not_compared)):
         log(f"  {not_compared.count(why)} not compared: {why}")

@@ -146,7 +146,8 @@ def _try_group(script, published, results, analyse, choices, alternatives, affec
 def _reproduced(setting: dict, published: dict, results: dict, compared: set[str]) -> Tried:
     """How many published numbers of the compared sections the results reproduce."""
     rows = [r for r in compare.with_published(published, results)
-            if r.verdict != compare.NOT_COMPARED and r.key.split(".")[0] in compared]
+            if r.verdict not in (compare.NOT_COMPARED, compare.INPUT)
+            and r.key.split(".")[0] in compared]
     worst = max(rows, key=lambda r: r.distance, default=None)
     return Tried(setting, sum(not r.distance for r in rows), len(rows),
                  float(sum(r.distance for r in rows)),

@@ -16,8 +16,9 @@ def printed_value(entry: dict, ours):
         return {k: printed_value(entry, v) for k, v in ours.items()}
     if isinstance(ours, list):
         return [printed_value(entry, v) for v in ours]
-    exact = entry["kind"] == "exact" or entry["decimals"] is None or not report.is_number(ours)
-    return ours if exact else round(ours, entry["decimals"])
+    if entry["kind"] in ("exact", "input") or entry["decimals"] is None:
+        return ours
+    return ours if not report.is_number(ours) else round(ours, entry["decimals"])
 
 
 def plant(published: dict, results: dict) -> dict:

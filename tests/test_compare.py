@@ -65,7 +65,7 @@ def perturbed(entry: dict, ours) -> list:
     """Values that must not agree with ours: each number of the entry moved, each bound and range
     drawn tight on the far side of ours."""
     value, kind = entry["value"], entry["kind"]
-    if kind in ("exact", "rounded"):
+    if kind in ("exact", "input", "rounded", "ends"):
         if not isinstance(value, list | dict):
             return [step_away(entry, value, ours)]
         found = []
@@ -78,7 +78,7 @@ def perturbed(entry: dict, ours) -> list:
     found = leaves(ours)
     low, high = min(found), max(found)
     if kind == "bound":
-        return [high / 4.01] if high else []
+        return [high / 10.01] if high else []
     if report.is_number(value):
         return [1e6]
     return [[low - 3 * unit, low - unit]] * (value[1] is not None) + [
@@ -96,7 +96,9 @@ def rebuild(value, ours, change):
 @pytest.mark.parametrize("part", SCRIPTS)
 def test_a_published_file_of_its_own_run_agrees(planted, part):
     published, results = planted[part]
-    assert set(verdicts(published, results)) == {compare.AGREES}
+    inputs = [e["kind"] == "input" for e in published["entries"]]
+    assert verdicts(published, results) == [compare.INPUT if is_input else compare.AGREES
+                                            for is_input in inputs]
     assert len(published["entries"]) > 60
 
 
@@ -137,10 +139,15 @@ def test_the_edge_of_rounding(ours, dtype, agrees):
     (2336000000, dict(value=2330000000, decimals=-7), False),
     (1.124e14, dict(value=1e14, decimals=-14), True),
     (1.6e14, dict(value=1e14, decimals=-14), False),
-    (4e-13, dict(kind="bound", value=1e-13), True),
-    (4.1e-13, dict(kind="bound", value=1e-13), False),
+    (1e-12, dict(kind="bound", value=1e-13), True),
+    (1.01e-12, dict(kind="bound", value=1e-13), False),
     (-5.0, dict(kind="bound", value=1e-13), False),
     (0.0, dict(kind="bound", value=1e-13), True),
+    (0.814, dict(kind="ends", value=0.81), True),
+    (0.79, dict(kind="ends", value=0.81), False),
+    (0.816, dict(kind="ends", value=0.81), False),
+    (16.9, dict(kind="range", value=[15.5, 17], decimals=None), True),
+    (17.1, dict(kind="range", value=[15.5, 17], decimals=None), False),
     (0.814, dict(kind="range", value=[0.44, 0.81]), True),
     (0.816, dict(kind="range", value=[0.44, 0.81]), False),
     (0.434, dict(kind="range", value=[0.44, 0.81]), False),
@@ -315,8 +322,11 @@ def test_diff_of_a_run_that_agrees(diff, planted, part):
     code, out, err = diff(part)
     n = len(planted[part][0]["entries"])
     assert (code, err) == (0, "")
-    assert f"{n} of {n} compared: {n} agree, 0 disagree, 0 explained" in out
+    n_inputs = sum(e["kind"] == "input" for e in planted[part][0]["entries"])
+    n -= n_inputs
+    assert f"{n} of {n + n_inputs} compared: {n} agree, 0 disagree, 0 explained" in out
     assert sum(line.endswith("  agrees") for line in out.splitlines()) == n
+    assert sum(line.endswith("  input") for line in out.splitlines()) == n_inputs
 
 
 @pytest.mark.parametrize("change, line", [
@@ -394,8 +404,9 @@ def test_diff_loads_no_model(files):
 def test_a_run_ends_with_the_summary(files):
     log = (files["part5"].parent / "part5_stdout.txt").read_text("utf-8").splitlines()
     i = log.index("== AGAINST WHAT THE ARTICLE PRINTS (--diff shows every number)")
-    assert log[i + 1] == "  9 of 144 compared: 9 agree, 0 disagree, 0 explained"
-    assert log[i + 2] == "  135 not compared: of another model"
+    assert log[i + 1] == "  6 of 144 compared: 6 agree, 0 disagree, 0 explained"
+    assert log[i + 2] == "  3 more are inputs of the script, and as in the article"
+    assert log[i + 3] == "  135 not compared: of another model"
 
 
 @pytest.mark.parametrize("text", [None, "{", ""])

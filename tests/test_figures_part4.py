@@ -62,18 +62,18 @@ def made(n_heads: int, rank: int = 64) -> dict:
     """Results of a model of `n_heads` heads: random numbers, awkward tokens, one row skipped."""
     g = random.Random(n_heads)
     draw = lambda n, top=1.0: [g.uniform(0, top) for _ in range(n)]  # noqa: E731
-    rows = [{"head": h, "source": s, "words": "article", "dest": g.sample(AWKWARD, 5),
+    rows = [{"head": h, "source": s, "dest": g.sample(AWKWARD, 5),
              "out": [s.strip(), *g.sample(AWKWARD, 4)]}
             for h, s in zip([0, n_heads - 1] * 3, [" Ralph", "$$", *AWKWARD[9:13]])]
-    rows[1:1] = [{"head": 9, "source": " Paris", "words": "article", "skipped": "no", "pieces": []}]
+    rows[1:1] = [{"head": 9, "source": " Paris", "skipped": "no", "pieces": []}]
     scores = [math.cos(x) for x in draw(n_heads, math.pi)]
     sections = {
         "sizes": {"d_vocab": 48262, "n_heads": n_heads, "rank": rank},
         "skip_trigrams": rows,
-        "at_work": {"ralph": made_word(n_heads, g, "alph"), "sample": None},
+        "at_work": {"ralph": made_word(n_heads, g, "alph")},
         "positional": {"query": 200, "lean": [0], "from_positions":
                        [draw(3, 0.5) for _ in scores], "on_text": [draw(3, 0.3) for _ in scores]},
-        "keep": made_bug(g, [" mind", "$$"]) | {"sample": None},
+        "keep": made_bug(g, [" mind", "$$"]),
         "eigen": {"heads": [{"copy_score": x, "eigenvalues": made_eigenvalues(g, rank)}
                             for x in scores],
                   "random": {"copy_score": [-0.035, 0.07, 0.01],
@@ -145,19 +145,9 @@ def test_pushes(n_heads):
             f"{word['pushes_through_source'][-1]:+.2f} through\n' Ralph'") in shown
 
 
-def test_pushes_on_a_word_of_the_sample_where_the_articles_was_skipped():
+def test_no_picture_of_a_word_that_was_skipped():
     results = made(4)
-    r = results["sections"]["at_work"]
-    r["sample"] = {"word": made_word(4, random.Random(9), "aptain")}
-    title = plotted(results, "at_work").get_suptitle()
-    assert title == f"{MODEL}: each head's push on 'alph' after 'R'"
-    r["ralph"] = {"next": "alph", "skipped": "no token", "pieces": []}
-    figure = plotted(results, "at_work")
-    assert "'aptain'" in figure.get_suptitle() and "'alph' was skipped" in figure.get_suptitle()
-    assert heights(figure.axes[1])[0] == r["sample"]["word"]["pushes"]
-    r["sample"]["word"]["skipped"] = "no token"
-    assert plotted(results, "at_work") is None
-    r["sample"] = None
+    results["sections"]["at_work"]["ralph"] = {"next": "alph", "skipped": "no token", "pieces": []}
     assert plotted(results, "at_work") is None
 
 
@@ -173,26 +163,18 @@ def test_attention_by_distance_is_on_one_scale():
     assert len(heights(plotted(results, "positional").axes[1])) == 1
 
 
-def test_the_bug_is_the_articles_or_the_samples():
+def test_the_bug_beside_the_articles_example_by_hand():
     results = made(2)
     r = results["sections"]["keep"]
-    through = lambda bug: [[p["through"][w] for p in bug["prompts"]]  # noqa: E731
-                           for w in bug["pair"]]
     figure = plotted(results, "keep")
     assert heights(figure.axes[0]) == [[1.0, 1.6], [3.0, 4.8]]  # the article's, by hand
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
-    assert heights(figure.axes[1]) == through(r)
+    assert heights(figure.axes[1]) == [[p["through"][w] for p in r["prompts"]] for w in r["pair"]]
     for text, p in zip(x_labels(figure.axes[1]), r["prompts"]):
         assert f"weight {p['attention']:.2f}" in text and "'$$' / ' mind' = 3.00" in text
-    r["sample"] = made_bug(random.Random(3), [" mind", " dry"])
-    assert heights(plotted(results, "keep").axes[1]) == through(r)
+    r["prompts"][0]["ratio"] = None  # no push on the first word: no ratio
+    assert x_labels(plotted(results, "keep").axes[1])[0].endswith("'$$' / ' mind' = -")
     r["prompts"] = [{"prompt": p["prompt"], "skipped": "no"} for p in r["prompts"]]
-    assert heights(plotted(results, "keep").axes[1]) == through(r["sample"])
-    r["skipped"] = "no"
-    del r["prompts"][0], r["sample"]["prompts"][0]["ratio"]
-    r["sample"]["prompts"][0]["ratio"] = None  # no push on the first word: no ratio
-    assert x_labels(plotted(results, "keep").axes[1])[0].endswith("' dry' / ' mind' = -")
-    r["sample"]["skipped"] = "no"
     assert plotted(results, "keep") is None
 
 

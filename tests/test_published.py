@@ -25,7 +25,7 @@ FILES = {name: json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
 EXPLAINED = json.loads((PUBLISHED / "explained.json").read_text("utf-8"))
 PARTS = ("part4", "part5")
 ENTRIES = [(part, e) for part in PARTS for e in FILES[part]["entries"]]
-KINDS = {"exact", "rounded", "bound", "range", "sampled", "not comparable"}
+KINDS = {"exact", "input", "rounded", "ends", "bound", "range", "sampled", "not comparable"}
 FIELDS = {"key", "printed", "value", "decimals", "kind", "section", "line"}
 OPTIONAL = {"also", "note", "format", "model_independent", "spread", "n", "reason"}
 SECTIONS = {
@@ -112,7 +112,8 @@ def value_problems(e: dict) -> list[str]:
         return wrong + ["list is not what is printed"] * (
             flat and value != [x for x, _ in found][: len(value)])
     elsewhere = [p["line"] for p in e.get("also", []) if not isinstance(value, str)]
-    wrong += ["value is not what is printed"] * (value != found[0][0])
+    ends = [x for x, _ in found] if e["kind"] == "ends" else [found[0][0]]
+    wrong += ["value is not what is printed"] * (value not in ends)
     return wrong + [f"not in {line}" for line in elsewhere if numbers(line)
                     and abs(value) not in [abs(x) for x, _ in numbers(line)]]
 
@@ -369,9 +370,8 @@ def test_the_scripts_print_the_articles_lines_from_its_numbers(runs, part):
 PART4_BY_HAND = {  # three heads of eight eigenvalues
     "sizes": {"n_heads": 3, "rank": 8},
     "skip_trigrams": [
-        {"source": " large", "words": "article", "out": ["small", " large", " small", "huge"]},
-        {"source": " Paris", "words": "article", "out": [" Rome", "Paris", " Lyon", " Paris"]},
-        {"source": " large", "words": "sample", "out": ["large"]}],
+        {"source": " large", "out": ["small", " large", " small", "huge"]},
+        {"source": " Paris", "out": [" Rome", "Paris", " Lyon", " Paris"]}],
     "at_work": {"ralph": {"tokens": ["<|BOS|>", " Ralph", " and", "R"], "source": " Ralph",
                           "head": 0, "pushes": [8.0, -1.5, 2.5]}},
     "positional": {"from_positions": [[0.5, 0.25, 0.125], [0.75, 0.2475, 0.0], [0.9, 0.0975, 0.0]],
@@ -411,7 +411,7 @@ def test_the_claims_of_part_4_by_hand():
 
 def test_claims_of_skipped_rows_are_none_and_printed_so():
     s = copy.deepcopy(PART4_BY_HAND)
-    s["skip_trigrams"] = [{"source": w, "words": "article", "skipped": "", "pieces": []}
+    s["skip_trigrams"] = [{"source": w, "skipped": "", "pieces": []}
                           for w in (" large", " Paris")]
     s["at_work"]["ralph"] = {"tokens": ["<|BOS|>", " R", "alph"], "source": " Ralph", "head": 0}
     s["keep"], s["positional"]["lean"] = {"head": 2, "skipped": "", "pieces": []}, []
