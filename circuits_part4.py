@@ -422,8 +422,7 @@ def bug_entries(a: Analysis) -> dict:
     """OV row and QK column of the source in one head, and the prompts. By rule: the head whose
     smaller entry of the pair is largest."""
     source, pair = token_id(a.model, BUG["source"]), [token_id(a.model, w) for w in BUG["pair"]]
-    head = a.head(BUG["head"], lambda: int(
-        (a.A[:, None, source] @ a.B[:, :, pair]).amin((-1, -2)).argmax()))
+    head = a.head(BUG["head"], lambda: strongest(a, source, pair))
     ov, qk = ov_row(a, head, source), qk_column(a, head, source)
     ov_at, no_out = entries(a, ov, BUG["out"])
     qk_at, no_dest = entries(a, qk, BUG["dest"])
@@ -432,6 +431,12 @@ def bug_entries(a: Analysis) -> dict:
             "ov_top": top_tokens(a.model, ov, 6), "qk": qk_at,
             "qk_median": qk.quantile(0.5).item(), "qk_top": top_tokens(a.model, qk, 6),
             "no_token": no_out + no_dest, "prompts": prompts}
+
+
+def strongest(a: Analysis, source: int, out: list[int]) -> int:
+    """The head whose smallest entry of a source for these out tokens is the largest."""
+    columns = torch.stack([a.B[:, :, token] for token in out], -1)
+    return int((a.A[:, None, source] @ columns).amin((-1, -2)).argmax())
 
 
 def bug_prompt(a: Analysis, head: int, source: int, prompt: str) -> dict:

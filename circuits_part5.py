@@ -39,11 +39,13 @@ N_MAP = 24  # positions of a virtual head's pattern that are kept to be drawn (s
 N_INDUCTION_ROWS = 8  # repeated random sequences (section 6)
 # What the article leaves open; the first value is ours (--sweep tries the others).
 OPEN = {
-    "seq_len": [256, 128, 512, 1024],  # tokens of a sequence
+    "seq_len": [256, 128, 384, 512, 768, 1024],  # tokens of a sequence
     "bos_counted": [True, False],  # the start token is one of them
-    "join": ["\n\n", "\n", ""],  # between the rows of WikiText
+    "join": ["\n\n", "\n", "", "end-of-text"],  # between the rows of WikiText
     "keep_blank": [True, False],  # blank rows of WikiText
+    "wikitext": ["wikitext-2-raw-v1", "wikitext-2-v1"],  # as written, or tokenised
     "distinct_places": [False, True],  # virtual patterns over rows i >= 3 only
+    "first_row": [True, False],  # counted in total variation and in means on the start token
     "bias_is_moved": [False, True],  # b_O counts as moved by its layer, if a later one reads it
     "median": ["middle two", "lower"],  # of the removal losses
     "induction_ids": [50, 20, 100, 200],  # random tokens before they repeat
@@ -333,11 +335,12 @@ def compute_composition(a: Analysis, results: dict) -> dict:
         args = (*writing, reading[kind], reading[other])
         out[kind] = _score_summary(common.composition_scores(*args), out["baseline"], m)
         first[kind] = _score_summary(common.first_published_scores(*args), first["baseline"], m)
-    A = a.run.patterns[:-1].flatten(0, 1)
-    return out | {"first_published": first,
-                  "prev_token": common.mean_attention(A, 1).tolist(),
-                  "two_back": common.mean_attention(A, 2).tolist(),
-                  "start_token": A[..., 0].mean((-1, -2)).tolist()}
+    return out | {"first_published": first} | quick(a)["composition"]
+
+
+def first_row(a: Analysis) -> int:
+    """The first query that counts; query 0 reads nothing but the start token."""
+    return 0 if a.choices["first_row"] else 1
 
 
 def _baseline(scores: torch.Tensor, corrected: torch.Tensor) -> dict:
@@ -432,14 +435,16 @@ def compute_attention_groups(a: Analysis, results: dict) -> dict:
         full = g.total()
         worst = max(worst, (full - run.scores[layer, head])[:, past].abs().max().item())
         for without, rest in zip(tv, (full - g.K, full - g.Q, full - g.QK, g.none)):
-            tv[without].append(pattern_change(rest, pattern).item())
-        tv_of_pair += pattern_change(full - g.K_of_head, pattern).tolist()
+            tv[without].append(pattern_change(rest, pattern, first_row(a)).item())
+        tv_of_pair += pattern_change(full - g.K_of_head, pattern, first_row(a)).tolist()
     return {"max_abs_diff": worst, "tv": tv, "tv_without_K_of_head": a.table(tv_of_pair)}
 
 
-def pattern_change(scores: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
-    """Total variation between the pattern that unmasked scores give and the model's."""
-    return common.total_variation(common.softmax_causal(scores), pattern)
+def pattern_change(scores: torch.Tensor, pattern: torch.Tensor, first: int) -> torch.Tensor:
+    """Total variation between the pattern that unmasked scores give and the model's, from the
+    query `first` on."""
+    changed = common.softmax_causal(scores)
+    return common.total_variation(changed[..., first:, :], pattern[..., first:, :])
 
 
 def print_attention_groups(r: dict, results: dict, log: report.Log) -> None:
@@ -680,15 +685,26 @@ SECTIONS = [
 ]
 ON_TEXT = {"model", "path_expansion", "term_importance", "composition", "attention_groups",
            "virtual_heads", "correction"}
-TEXT_CHOICES = ("seq_len", "bos_counted", "join", "keep_blank")
+TEXT_CHOICES = ("seq_len", "bos_counted", "join", "keep_blank", "wikitext")
 SWEEPS = [  # in this order; the choices of one line jointly, each with the sections it changes
     dict.fromkeys(TEXT_CHOICES, ON_TEXT)
-    | {"distinct_places": {"virtual_heads"}},
+    | {"distinct_places": {"virtual_heads"}, "first_row": {"composition", "attention_groups"}},
     {"bias_is_moved": ON_TEXT - {"model", "composition"}},
     {"median": {"term_importance"}},
     {"induction_ids": {"induction"}},
 ]
-SCRIPT = report.Script("circuits_part5.py", SECTIONS, pictures.FIGURES, PUBLISHED_MODEL, SWEEPS)
+
+
+def quick(a: Analysis) -> dict:
+    """The attention of the writing heads: what needs no more than the frozen run."""
+    A = a.run.patterns[:-1].flatten(0, 1)
+    return {"composition": {"prev_token": common.mean_attention(A, 1).tolist(),
+                            "two_back": common.mean_attention(A, 2).tolist(),
+                            "start_token": A[..., first_row(a):, 0].mean((-1, -2)).tolist()}}
+
+
+SCRIPT = report.Script("circuits_part5.py", SECTIONS, pictures.FIGURES, PUBLISHED_MODEL, SWEEPS,
+                       quick)
 
 
 class Setup:
@@ -725,7 +741,7 @@ class Setup:
         lengths = [a.choices["seq_len"], *OPEN["seq_len"]]
         here = OPEN | {"seq_len": list(dict.fromkeys(lengths))}
         if a.text["rows_sha256"] is None:  # the text of a file has no rows to join
-            here |= {name: OPEN[name][:1] for name in ("join", "keep_blank")}
+            here |= {name: OPEN[name][:1] for name in ("join", "keep_blank", "wikitext")}
         return here
 
 

@@ -324,25 +324,28 @@ def token_text(model: HookedTransformer, token: int) -> str:
 # ------------------------------------------------------------------ text
 
 
-def wikitext(join: str = "\n\n", keep_blank: bool = True) -> tuple[str, str]:
+def wikitext(
+    join: str = "\n\n", keep_blank: bool = True, config: str = WIKITEXT[1]
+) -> tuple[str, str]:
     """The WikiText-2 test split, its rows joined, and the SHA-256 of its rows.
 
-    A notice warns if that hash is not WIKITEXT_SHA256, the known content of the split.
+    A notice warns if that hash is not WIKITEXT_SHA256, the known content of the raw split.
     """
-    rows = _wikitext_rows()
+    rows = _wikitext_rows(config)
     rows_sha256 = sha256("".join(rows))
-    if len(rows) != WIKITEXT_ROWS or rows_sha256 != WIKITEXT_SHA256:
+    known = len(rows) == WIKITEXT_ROWS and rows_sha256 == WIKITEXT_SHA256
+    if config == WIKITEXT[1] and not known:
         notice("warning: the WikiText-2 test split here is not the one this was made with; "
                "the losses cannot be compared with the published ones")
     return join.join(r for r in rows if keep_blank or r.strip()), rows_sha256
 
 
 @functools.cache
-def _wikitext_rows() -> list[str]:
+def _wikitext_rows(name: str) -> list[str]:
     """The rows of the WikiText-2 test split: from the cache, else downloaded."""
     import datasets
 
-    path, name, split = WIKITEXT
+    path, _, split = WIKITEXT
     offline = datasets.config.HF_HUB_OFFLINE
     error: Exception | None = None
     for from_cache in (True, False):
@@ -368,6 +371,7 @@ def load_tokens(
     bos_counted: bool = True,
     join: str = "\n\n",
     keep_blank: bool = True,
+    wikitext: str = WIKITEXT[1],
     default_len: int = 256,
 ) -> tuple[Int[Tensor, "batch pos"], dict]:
     """Rows of a text, each BOS and the next stretch of it: [n_tokens // seq_len, seq_len].
@@ -377,10 +381,12 @@ def load_tokens(
 
     Args:
         name: the model's name as it was asked for.
-        n_tokens: tokens in all, BOS counted.
+        n_tokens: tokens in all, BOS counted if bos_counted.
         seq_len: tokens of a row; None for default_len, or the context if that is shorter.
         bos_counted: False puts BOS before seq_len tokens of text instead of seq_len - 1.
-        join, keep_blank: how the rows of WikiText become one text.
+        join, keep_blank: how the rows of WikiText become one text; "end-of-text" joins them with
+            that token, as TransformerLens' tokenize_and_concatenate does.
+        wikitext: the configuration of WikiText.
 
     Returns:
         the ids, and {n_tokens, seq_len, text, text_sha256, rows_sha256 (None for a file),
@@ -404,7 +410,7 @@ def load_tokens(
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
     if text_file is None and name in BUNDLED:
         text_file = str(MINI / "sample.txt")
-    ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank)
+    ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank, wikitext)
     text_name = text_file or "WikiText-2"
     if len(ids) < n_rows * per_row:
         enough = len(ids) // per_row * seq_len
@@ -418,18 +424,25 @@ def load_tokens(
         raise UserError(f"{text_name} contains the start token of {name} as text: use another text")
     rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]
     flat = " ".join(str(i) for row in rows for i in row)
-    meta = {"n_tokens": n_rows * len(rows[0]), "seq_len": len(rows[0]),
-            "text": pathlib.Path(text_file).name if text_file else "/".join(WIKITEXT),
+    of_wikitext = "/".join((WIKITEXT[0], wikitext, WIKITEXT[2]))
+    meta = {"n_tokens": n_rows * seq_len, "seq_len": seq_len,
+            "text": pathlib.Path(text_file).name if text_file else of_wikitext,
             "token_ids_sha256": sha256(flat), **hashes}
     return torch.tensor(rows, device=model.cfg.device), meta
 
 
-def _encode_enough(model, n_needed, text_file, join, keep_blank) -> tuple[list[int], dict]:
+def _encode_enough(
+    model, n_needed: int, text_file: str | None, join: str, keep_blank: bool, config: str
+) -> tuple[list[int], dict]:
     """The first n_needed ids of the text, fewer if it is shorter, and the text's hashes.
 
     A tokenizer decides word by word, so the start of a text has the ids of the whole text except
     for its last word."""
-    text, rows_sha256 = wikitext(join, keep_blank) if text_file is None else (None, None)
+    if join == "end-of-text":
+        join = model.tokenizer.eos_token
+    text, rows_sha256 = None, None
+    if text_file is None:
+        text, rows_sha256 = wikitext(join, keep_blank, config)
     n_chars = 16 * n_needed + 4096
     while True:
         start = _read_start(text_file, n_chars) if text is None else text[:n_chars]

@@ -43,6 +43,8 @@ class Script:
     figures: list  # (file name, section, plot); plot(section, results) returns a Figure, or None
     model: str = ""  # the published model; a toy has none
     sweeps: list = field(default_factory=list)  # {open choice: sections it changes}, in order
+    # quick(analysis) returns the parts of its sections that cost little: a sweep rules out by them
+    quick: Callable[..., dict] | None = None
 
     @property
     def stem(self) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import common
 from results import compare, report
 
+MANY = 16  # settings of a group, from which on a quick search comes first
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -22,6 +24,7 @@ class Tried:
     misses: float = math.inf  # sum over the published numbers, in units of the last printed digit
     largest_miss: dict | None = None  # {key, units}
     ruled_out: str | None = None  # why the setting is not possible here
+    at_most: int | None = None  # published numbers; not analysed in full, since others do better
 
     @property
     def merit(self) -> tuple:
@@ -31,8 +34,10 @@ class Tried:
     def as_json(self) -> dict:
         if self.ruled_out:
             return {"setting": self.setting, "ruled_out": self.ruled_out}
+        if self.at_most is not None:
+            return {"setting": self.setting, "of": self.of, "at_most": self.at_most}
         found = dataclasses.asdict(self)
-        del found["ruled_out"]
+        del found["ruled_out"], found["at_most"]
         return found
 
 
@@ -52,8 +57,9 @@ class Group:
     @property
     def equal(self) -> list[dict]:
         """The settings that no other one beats."""
-        best = max(s.merit for s in self.possible)
-        return [s.setting for s in self.possible if s.merit == best]
+        analysed = [s for s in self.possible if s.at_most is None]
+        best = max(s.merit for s in analysed)
+        return [s.setting for s in analysed if s.merit == best]
 
     @property
     def winner(self) -> dict:
@@ -83,7 +89,9 @@ def try_settings(
 
     The groups of script.sweeps are tried in turn, the choices of a group jointly and with the
     winners of the earlier groups. Where equally good settings differ in a choice, the published
-    numbers cannot identify that choice.
+    numbers cannot identify that choice. Of a group of many settings, script.quick first finds those
+    that miss published numbers already by what costs little; what then can reproduce no more than
+    another setting does is not analysed in full.
 
     Args:
         analyse: analyse(choices) returns (analysis, meta); a UserError rules the setting out.
@@ -119,28 +127,53 @@ def _recompute(script: report.Script, analysis, results: dict, names: set[str]) 
 
 def _try_group(script, published, results, analyse, choices, alternatives, affects) -> Group:
     """Try all settings of one group of choices; `affects` maps each to the sections it changes."""
-    names, settings, best = list(affects), [], None
+    names, tried, best = list(affects), {}, None
     compared = {"claims"}.union(*affects.values())
     now, sections = choices, dict(results["sections"])
     working = {"meta": results["meta"], "sections": sections}
     combinations = [*itertools.product(*(alternatives[n] for n in names))]
-    for values in common.progress(combinations, "settings"):
+    of = _reproduced({}, published, working, compared).of
+    misses = dict.fromkeys(combinations, 0)
+    if script.quick and of and len(combinations) > MANY:
+        misses = _quick_misses(script, published, working, analyse, choices, names, combinations)
+    for values in common.progress(sorted(combinations, key=misses.__getitem__), "settings"):
         setting = dict(zip(names, values))
+        if best is not None and of - misses[values] < best.reproduced:
+            tried[values] = Tried(setting, of=of, at_most=of - misses[values])
+            continue
+        if not of:  # no published number can be compared here: all settings are as good
+            tried[values] = best = Tried(setting, misses=0.0)
+            continue
         try:
             analysis, _ = analyse(choices | setting)
         except common.UserError as e:
-            settings.append(Tried(setting, ruled_out=str(e)))
+            tried[values] = Tried(setting, ruled_out=str(e))
             continue
         changed = [affects[n] for n in names if now[n] != setting[n]]
         if changed:
             _recompute(script, analysis, working, {"claims"}.union(*changed))
         now = choices | setting
-        tried = _reproduced(setting, published, working, compared)
-        settings.append(tried)
-        if best is None or tried.merit > best.merit:
-            best, sections = tried, dict(working["sections"])
+        tried[values] = _reproduced(setting, published, working, compared)
+        if best is None or tried[values].merit > best.merit:
+            best, sections = tried[values], dict(working["sections"])
     default = {n: choices[n] for n in names}
-    return Group(names, settings, default, {"meta": results["meta"], "sections": sections})
+    found = {"meta": results["meta"], "sections": sections}
+    return Group(names, [tried[values] for values in combinations], default, found)
+
+
+def _quick_misses(script, published, results, analyse, choices, names, combinations) -> dict:
+    """How many published numbers each setting misses by what script.quick finds of it."""
+    misses = {}
+    for values in common.progress(combinations, "quick search"):
+        misses[values] = 0
+        try:
+            analysis, _ = analyse(choices | dict(zip(names, values)))
+        except common.UserError:
+            continue  # it is ruled out, with the reason, when its turn comes
+        parts = {"meta": results["meta"], "sections": script.quick(analysis)}
+        rows = compare.with_published(published, parts)
+        misses[values] = sum(r.verdict == compare.DIFFERS for r in rows)
+    return misses
 
 
 def _reproduced(setting: dict, published: dict, results: dict, compared: set[str]) -> Tried:
@@ -155,10 +188,14 @@ def _reproduced(setting: dict, published: dict, results: dict, compared: set[str
 
 
 def _print_group(group: Group, log: report.Log) -> None:
+    n_pruned = 0
     log(f"  {', '.join(group.choices)}: {len(group.settings)} settings")
     for s in group.settings:
         if s.ruled_out:
             log(f"    {_in_words(s.setting)}: not possible here ({s.ruled_out.split(':')[0]})")
+            continue
+        if s.at_most is not None:
+            n_pruned += 1
             continue
         miss = "none"
         if s.largest_miss and s.largest_miss["units"]:
@@ -166,6 +203,9 @@ def _print_group(group: Group, log: report.Log) -> None:
         mark = " *" if s.setting in group.equal else ""
         log(f"    {_in_words(s.setting)}: {s.reproduced} of {s.of} published numbers; largest miss "
             f"{miss}{mark}")
+    if n_pruned:
+        log(f"    {n_pruned} more settings were not analysed in full: by the attention of single "
+            "heads alone they miss too many numbers to win")
     line = (f"    wins: {_in_words(group.winner)}; cannot be told apart: "
             f"{', '.join(group.not_identifiable) or 'none'}")
     if group.not_tried:

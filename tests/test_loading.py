@@ -687,7 +687,7 @@ def test_rows_are_consecutive_stretches_of_the_text(seq_len, bos_counted, traine
     assert (rows[:, 0] == 1).all() and not (rows[:, 1:] == 1).any()
     whole = trained(text.read_text(), add_special_tokens=False)["input_ids"]
     assert rows[:, 1:].flatten().tolist() == whole[: rows[:, 1:].numel()]
-    assert meta == {"n_tokens": rows.numel(), "seq_len": rows.shape[1], "text": "text.txt",
+    assert meta == {"n_tokens": n_tokens, "seq_len": seq_len, "text": "text.txt",
                     "text_sha256": loading.sha256(text), "rows_sha256": None,
                     "token_ids_sha256": loading.sha256(" ".join(map(str, rows.flatten().tolist())))}
 

@@ -22,7 +22,7 @@ SCRIPTS = {"part4": part4, "part5": part5}
 @pytest.fixture
 def rows_of_text(monkeypatch):
     """A WikiText of a few rows."""
-    def wikitext(join="\n\n", keep_blank=True):
+    def wikitext(join="\n\n", keep_blank=True, config=""):
         return join.join(r for r in ROWS if keep_blank or r.strip()), "hash of the rows"
 
     monkeypatch.setattr(loading, "wikitext", wikitext)
@@ -95,7 +95,8 @@ PLANTED = [
     ("part4", {"table_layernorm": "QK", "qk_scaled": True}),
     ("part4", {"qk_scaled": True, "position_scaled": False, "fold_value_biases": False}),
     ("part5", {"seq_len": 10}), ("part5", {"bos_counted": False}),
-    ("part5", {"distinct_places": True}), ("part5", {"bias_is_moved": True}),
+    ("part5", {"distinct_places": True}), ("part5", {"first_row": False}),
+    ("part5", {"bias_is_moved": True}),
     ("part5", {"median": "lower"}), ("part5", {"induction_ids": 8}),
     ("part5", {"seq_len": 16, "distinct_places": True}),
     ("part5", {"bias_is_moved": True, "induction_ids": 8}),
@@ -120,7 +121,7 @@ def test_what_was_planted_is_found_in_three_layers(run, publish, monkeypatch):
     test_what_was_planted_is_found(run, publish, "part5", {"bias_is_moved": True})
 
 
-@pytest.mark.parametrize("planted", [{"join": "\n"}, {"keep_blank": False},
+@pytest.mark.parametrize("planted", [{"join": "\n"}, {"keep_blank": False}, {"join": "end-of-text"},
                                      {"join": "\n", "keep_blank": False}], ids=str)
 def test_how_rows_are_joined_is_found(run, publish, rows_of_text, monkeypatch, planted):
     load = loading.load_tokens
@@ -178,19 +179,20 @@ def test_another_models_numbers_say_nothing(run, publish):
     assert found["winner"] == part5.CHOICES
     assert all({*g["not_identifiable"], *g["not_tried"]} == set(g["choices"])
                for g in found["groups"])
-    assert found["groups"][0]["not_tried"] == ["join", "keep_blank"]  # a file has no rows
+    # a file has no rows
+    assert found["groups"][0]["not_tried"] == ["join", "keep_blank", "wikitext"]
 
 
 def test_settings_that_do_not_fit_are_named(run, publish, tmp_path):
     publish("part5", run("part5"))
     found = run("part5", "--sweep")
     out = [s["ruled_out"] for g in found["groups"] for s in g["settings"] if "ruled_out" in s]
-    assert len(out) == 4 and all("longer than the context" in x for x in out)
+    assert len(out) == 8 and all("longer than the context" in x for x in out)
     written = tmp_path / "part5" / "out"
     assert json.loads((written / "sweep_part5.json").read_text("utf-8")) == found
     log = (written / "sweep_part5_stdout.txt").read_text("utf-8")
     assert log.startswith("== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SUPPORT (tiny)\n")
-    assert ("distinct_places False: not possible here (--seq-len 64 plus a start token is "
+    assert ("first_row True: not possible here (--seq-len 64 plus a start token is "
             "longer than the context of") in log
     assert "join, keep_blank" in log and "cannot be told apart" in log
 
@@ -232,3 +234,15 @@ def test_the_bundled_model(publish, tmp_path, monkeypatch):
 
 def test_tiny_context_holds_what_is_swept():
     assert max(LENGTHS[:-1]) < tiny.SIZES["n_ctx"] < LENGTHS[-1]
+
+
+def test_the_quick_search_rules_out_and_finds_the_same_winner(run, publish, monkeypatch):
+    """A setting that is not analysed in full can only be one that another one beats."""
+    publish("part5", run("part5", seq_len=16, first_row=False))
+    quick = run("part5", "--sweep")["groups"][0]
+    monkeypatch.setattr(sweep, "MANY", 10**6)
+    full = run("part5", "--sweep")["groups"][0]
+    assert quick["winner"] == full["winner"] and quick["equal"] == full["equal"]
+    bounded = [(s["at_most"], f["reproduced"]) for s, f in zip(quick["settings"], full["settings"])
+               if "at_most" in s]
+    assert len(bounded) > 10 and all(f <= most for most, f in bounded)
