@@ -530,9 +530,21 @@ def compute_eigen(a: Analysis, results: dict) -> dict:
     scores = common.copy_score(drawn)
     positive, _, is_complex = common.eigenvalue_counts(drawn)
     return {"check": {"match": match, "rest": rest, "n_tokens": piece}, "heads": heads,
+            "copy_score_centred": centred_copy_scores(a),
             "random": {"copy_score": scores.tolist(), "mean": scores.mean().item(),
                        "positive": positive.tolist(), "complex": is_complex.tolist(),
                        "eigenvalues": complex_list(drawn[0])}}
+
+
+def centred_copy_scores(a: Analysis) -> list[float | None]:
+    """The copy scores with a centred unembedding, whatever the run's is, for a second source.
+
+    W_U minus its mean over the vocabulary makes A B into A (B - m 1^T), m the mean of B's columns:
+    B A changes by the rank-one m (1^T A).
+    """
+    small = a.B @ a.A - a.B.mean(-1, keepdim=True) @ a.A.sum(-2, keepdim=True)
+    scores = common.copy_score(torch.linalg.eigvals(small.cpu()))
+    return [None if math.isnan(score) else score for score in scores.tolist()]
 
 
 def print_eigen(r: dict, results: dict, log: report.Log) -> None:

@@ -526,8 +526,11 @@ def compute_induction(a: Analysis, results: dict) -> dict:
     model = a.run.model
     n = min(a.choices["induction_ids"], (model.cfg.n_ctx - 1) // 2)
     tokens = common.repeated_tokens(model, n, N_INDUCTION_ROWS, a.seed)
-    scores = common.induction_scores(common.freeze(model, tokens))
+    run = common.freeze(model, tokens)
+    scores = common.induction_scores(run)
+    previous = common.mean_attention(run.patterns, 1)  # for a second source, which has it too
     return {"score": scores.mean(-1).tolist(), "score_sd": scores.std(-1).tolist(),
+            "previous_token": previous.tolist(),
             "n_ids": (tokens.shape[1] - 1) // 2, "n_rows": N_INDUCTION_ROWS}
 
 

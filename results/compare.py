@@ -215,10 +215,7 @@ def with_published(published: dict, results: dict) -> list[Row]:
 
 def _reasons(published: dict, meta: dict):
     """A function that says why an entry is not compared with a run of this meta; "" if it is."""
-    model = published.get("model")
-    # of a public name, only the hub's model is the article's, not a folder with that name
-    same_model = meta.get("model") == model and (
-        meta.get("revision") is not None or model not in loading.PUBLIC)
+    same_model = is_published_model(meta, published.get("model"))
     same_text = meta.get("rows_sha256") == published.get("rows_sha256") or (
         meta.get("text") == TOKENISED_WIKITEXT)
     on_text = tuple(published.get("on_text", ()))
@@ -312,6 +309,31 @@ def print_context(published: dict, results: dict, log: report.Log) -> None:
         log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {'-' if ours is None else ours}")
 
 
+def print_independent(results: dict, stem: str, model: str, log: report.Log) -> None:
+    """What others measured on the same weights; said of the article's own model alone."""
+    file = report.PUBLISHED / "independent.json"
+    source = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not is_published_model(results["meta"], model) or stem not in source:
+        return
+    log(f"== A SECOND SOURCE ON THE SAME WEIGHTS, COUNTED APART: {source['source']}")
+    for entry in source[stem]["entries"]:
+        theirs = dict(report.leaves(entry["values"]))
+        ours = look_up(results, entry["key"]) if entry["key"] else None
+        ours = dict(report.leaves(ours)) if isinstance(ours, list) else {}
+        far = [key for key, x in theirs.items()
+               if not is_number(ours.get(key)) or abs(ours[key] - x) > entry["tolerance"]]
+        log(f"  {len(theirs) - len(far)} of {len(theirs)} agree to {entry['tolerance']:g}: "
+            f"{entry['what']}")
+        for key in far if ours else ():
+            log(f"    {key}: theirs {theirs[key]:.4f}, ours {ours.get(key)}")
+
+
+def is_published_model(meta: dict, model: str | None) -> bool:
+    """Whether a run is of the article's model: the hub's, not a folder with that name."""
+    return meta.get("model") == model and (
+        meta.get("revision") is not None or model not in loading.PUBLIC)
+
+
 def diff(script: report.Script, args: argparse.Namespace) -> dict:
     """--diff: the published numbers against a results file, or one results file against another.
 
@@ -354,4 +376,5 @@ def _print_published(file: pathlib.Path, results: dict, script: report.Script, l
     print_comparison(rows, log, every=True)
     if published["paper"]:
         print_context(published, results, log)
+    print_independent(results, script.stem, script.model, log)
     return rows

@@ -553,7 +553,9 @@ def induction(w: dict, repeated_rows: list) -> dict:
     by_run = [[[attention(run, layer, h) for run in runs] for h in range(heads)]
               for layer in range(layers)]
     return {"score": [[mean(values) for values in row] for row in by_run],
-            "score_sd": [[standard_deviation(values) for values in row] for row in by_run]}
+            "score_sd": [[standard_deviation(values) for values in row] for row in by_run],
+            "previous_token": [[mean_at_distance(runs, (layer, h), 1) for h in range(heads)]
+                               for layer in range(layers)]}
 
 
 def counting(layers: int = 12, heads: int = 12) -> dict:
