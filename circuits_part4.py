@@ -840,7 +840,8 @@ def main(argv: list[str] | None = None) -> dict:
     setup = Setup(args)
     if args.sweep:
         return sweep.try_settings(SCRIPT, args, setup.analyse, OPEN)
-    analysis, meta = setup.analyse(CHOICES)
+    with common.status(f"loading and running {args.model}"):
+        analysis, meta = setup.analyse(CHOICES)
     return runner.run_analysis(SCRIPT, meta, args, analysis)
 
 

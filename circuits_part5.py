@@ -753,8 +753,9 @@ def main(argv: list[str] | None = None) -> dict:
     done = runner.from_files(SCRIPT, args)
     if done:
         return done
-    setup = Setup(args)
-    analysis, meta = setup.analyse(CHOICES | {"seq_len": args.seq_len})
+    with common.status(f"loading and running {args.model}"):
+        setup = Setup(args)
+        analysis, meta = setup.analyse(CHOICES | {"seq_len": args.seq_len})
     if args.sweep:
         return sweep.try_settings(SCRIPT, args, setup.analyse, setup.alternatives(analysis))
     return runner.run_analysis(SCRIPT, meta, args, analysis)

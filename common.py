@@ -13,10 +13,11 @@ is cen(x) / scale, its weight and bias folded into the next matrices. Losses are
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,19 @@ def notice(line: str) -> None:
     """Print a notice to stderr; stdout holds the article's log alone."""
     if sys.stderr:
         print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def status(what: str) -> Iterator[None]:
+    """Show on a terminal what is happening, until it is done; in a file nothing is left of it."""
+    shown = bool(sys.stderr) and sys.stderr.isatty()
+    if shown:
+        print(f"{what} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(" " * (len(what) + 4), end="\r", file=sys.stderr, flush=True)
 
 
 def cause(e: BaseException) -> str:

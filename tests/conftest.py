@@ -14,5 +14,9 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+# Every call of a kernel is checked against the shapes in its signature.
+install_import_hook(["common"], "beartype.beartype")
 
 torch.set_num_threads(1)  # tiny matrices: more threads wait for each other longer than they work

@@ -12,6 +12,7 @@ import io
 import itertools
 import json
 import re
+import types
 
 import hypothesis
 import numpy as np
@@ -594,8 +595,8 @@ def virtual_head_of(A1: torch.Tensor, A0: torch.Tensor) -> dict:
     """What compute_virtual_heads says of the pair when every head has these patterns."""
     run = frozen(model_of())
     patterns = torch.stack([A0, A1])[:, None, None].expand(2, 3, 1, *A0.shape)
-    a = part5.Analysis(dataclasses.replace(run, patterns=patterns), common.expand(run), {},
-                       part5.CHOICES, SEED)
+    other = types.SimpleNamespace(**vars(run) | {"patterns": patterns})
+    a = part5.Analysis(other, common.expand(run), {}, part5.CHOICES, SEED)
     nothing = [[0.0] * 3] * 3
     return part5.compute_virtual_heads(a, {"sections": {
         "term_importance": {"virtual_removed": nothing},

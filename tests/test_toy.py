@@ -273,7 +273,9 @@ def test_the_real_models_expansion_gives_the_same_four_paths(runs):
     model = types.SimpleNamespace(W_V=W_V, W_O=W_O, b_V=nothing, b_O=nothing[:, 0] * both)
     x0 = toy.tensor(toy.X0)[None, :, None] * both
     patterns = toy.tensor([toy.A_1, toy.A_2])[:, None, None]
-    paths = common.expand(common.FrozenRun(model, None, x0[None], ones, patterns, None, None))
+    ids = torch.zeros(1, 3, dtype=torch.int64)  # expand reads neither these nor the last two
+    run = common.FrozenRun(model, ids, x0.expand(3, *x0.shape), ones, patterns, patterns, x0)
+    paths = common.expand(run)
     path_expansion = runs["part5"].sections["path_expansion"]
     found = {"direct": paths.sums[-1, 0], "head_1": paths.heads(0), "head_2": paths.heads(1),
              "virtual": paths.sums[-1, 2]}
