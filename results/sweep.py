@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import common
@@ -48,7 +49,6 @@ class Group:
     choices: list[str]
     settings: list[Tried]
     default: dict
-    results: dict  # of the best setting
 
     @property
     def possible(self) -> list[Tried]:
@@ -99,81 +99,103 @@ def try_settings(
 
     Writes sweep_{stem}.json and its log.
     """
-    published, log, groups = compare.read_published(script.stem), report.Log(), []
+    log, groups = report.Log(), []
     choices = {name: values[0] for name, values in alternatives.items()}
     analysis, meta = analyse(choices)
-    results = {"meta": meta, "sections": {}}
-    _recompute(script, analysis, results, {section.name for section in script.sections})
+    search = Search(script, compare.read_published(script.stem), analyse, choices,
+                    {"meta": meta, "sections": {}})
+    search.recompute(analysis, {section.name for section in script.sections})
     log(f"== WHICH OPEN CHOICES THE PUBLISHED NUMBERS SUPPORT ({meta['model']})")
+    published_model = search.published.get("model")
+    if not compare.is_published_model(meta, published_model):
+        log(f"  the published numbers are of {published_model}: on {meta['model']} they support no "
+            "setting, and nearly all tie")
     log("  * no other setting of the group does better")
     for affects in script.sweeps:
-        group = _try_group(script, published, results, analyse, choices, alternatives, affects)
-        choices, results = choices | group.winner, group.results
-        _print_group(group, log)
-        groups.append(group)
+        groups.append(search.try_group(affects, alternatives))
+        _print_group(groups[-1], log)
     log("  the defaults stay as they are until somebody who has the weights changes them")
-    found = {"meta": meta, "groups": [g.as_json() for g in groups], "winner": choices}
+    found = {"meta": meta, "groups": [g.as_json() for g in groups], "winner": search.choices}
     out = report.results_dir(args, script.model)
     wrote = report.write_results(out, f"sweep_{script.stem}", found, log)
     common.notice("wrote " + ", ".join(map(str, wrote)))
     return found
 
 
-def _recompute(script: report.Script, analysis, results: dict, names: set[str]) -> None:
-    for section in script.sections:
-        if section.name in names:
-            results["sections"][section.name] = section.compute(analysis, results)
+@dataclass
+class Search:
+    """A sweep under way: the winners so far, and the sections of the setting computed last."""
 
+    script: report.Script
+    published: dict
+    analyse: Callable[[dict], tuple]
+    choices: dict  # the winners of the groups tried so far, the defaults of the others
+    results: dict
 
-def _try_group(script, published, results, analyse, choices, alternatives, affects) -> Group:
-    """Try all settings of one group of choices; `affects` maps each to the sections it changes."""
-    names, tried, best = list(affects), {}, None
-    compared = {"claims"}.union(*affects.values())
-    now, sections = choices, dict(results["sections"])
-    working = {"meta": results["meta"], "sections": sections}
-    combinations = [*itertools.product(*(alternatives[n] for n in names))]
-    of = _reproduced({}, published, working, compared).of
-    misses = dict.fromkeys(combinations, 0)
-    if script.quick and of and len(combinations) > MANY:
-        misses = _quick_misses(script, published, working, analyse, choices, names, combinations)
-    for values in common.progress(sorted(combinations, key=misses.__getitem__), "settings"):
-        setting = dict(zip(names, values))
-        if best is not None and of - misses[values] < best.reproduced:
-            tried[values] = Tried(setting, of=of, at_most=of - misses[values])
-            continue
-        if not of:  # no published number can be compared here: all settings are as good
-            tried[values] = best = Tried(setting, misses=0.0)
-            continue
+    def recompute(self, analysis, names: set[str]) -> None:
+        for section in self.script.sections:
+            if section.name in names:
+                found = section.compute(analysis, self.results)
+                self.results["sections"][section.name] = found
+
+    def try_group(self, affects: dict[str, set], alternatives: dict[str, list]) -> Group:
+        """Try all settings of one group; `affects` maps each choice to the sections it changes.
+
+        Afterwards the winner is among self.choices, and self.results are its own.
+        """
+        compared = {"claims"}.union(*affects.values())
+        settings = [dict(zip(affects, values)) for values in itertools.product(
+            *(alternatives[name] for name in affects))]
+        n_published = _reproduced({}, self.published, self.results, compared).of
+        if n_published:
+            tried, sections = self._try_all(settings, affects, compared, n_published)
+        else:  # no published number can be compared here, so that all settings are as good
+            tried = [Tried(setting, misses=0.0) for setting in settings]
+            sections = self.results["sections"]
+        group = Group(list(affects), tried, {name: self.choices[name] for name in affects})
+        self.choices, self.results["sections"] = self.choices | group.winner, sections
+        return group
+
+    def _try_all(self, settings: list[dict], affects, compared: set[str], n_published: int):
+        """(the settings tried, in their order, and the sections of the best one)."""
+        misses = [0] * len(settings)
+        if self.script.quick and len(settings) > MANY:
+            misses = [self._quick_misses(s) for s in common.progress(settings, "quick search")]
+        tried: dict[int, Tried] = {}
+        best, sections, now = None, self.results["sections"], self.choices
+        for i in common.progress(sorted(range(len(settings)), key=misses.__getitem__), "settings"):
+            at_most = n_published - misses[i]
+            if best is not None and at_most < best.reproduced:
+                tried[i] = Tried(settings[i], of=n_published, at_most=at_most)
+                continue
+            changed = [affects[name] for name in affects if now[name] != settings[i][name]]
+            tried[i] = self._try(settings[i], changed, compared)
+            if tried[i].ruled_out:
+                continue
+            now = self.choices | settings[i]
+            if best is None or tried[i].merit > best.merit:
+                best, sections = tried[i], dict(self.results["sections"])
+        return [tried[i] for i in range(len(settings))], sections
+
+    def _try(self, setting: dict, changed: list[set], compared: set[str]) -> Tried:
+        """Analyse one setting, computing again the sections that have changed."""
         try:
-            analysis, _ = analyse(choices | setting)
+            analysis, _ = self.analyse(self.choices | setting)
         except common.UserError as e:
-            tried[values] = Tried(setting, ruled_out=str(e))
-            continue
-        changed = [affects[n] for n in names if now[n] != setting[n]]
+            return Tried(setting, ruled_out=str(e))
         if changed:
-            _recompute(script, analysis, working, {"claims"}.union(*changed))
-        now = choices | setting
-        tried[values] = _reproduced(setting, published, working, compared)
-        if best is None or tried[values].merit > best.merit:
-            best, sections = tried[values], dict(working["sections"])
-    default = {n: choices[n] for n in names}
-    found = {"meta": results["meta"], "sections": sections}
-    return Group(names, [tried[values] for values in combinations], default, found)
+            self.recompute(analysis, {"claims"}.union(*changed))
+        return _reproduced(setting, self.published, self.results, compared)
 
-
-def _quick_misses(script, published, results, analyse, choices, names, combinations) -> dict:
-    """How many published numbers each setting misses by what script.quick finds of it."""
-    misses = {}
-    for values in common.progress(combinations, "quick search"):
-        misses[values] = 0
+    def _quick_misses(self, setting: dict) -> int:
+        """How many published numbers a setting misses by what script.quick finds of it."""
         try:
-            analysis, _ = analyse(choices | dict(zip(names, values)))
+            analysis, _ = self.analyse(self.choices | setting)
         except common.UserError:
-            continue  # it is ruled out, with the reason, when its turn comes
-        parts = {"meta": results["meta"], "sections": script.quick(analysis)}
-        rows = compare.with_published(published, parts)
-        misses[values] = sum(r.verdict == compare.DIFFERS for r in rows)
-    return misses
+            return 0  # it is ruled out, with the reason, when its turn comes
+        parts = {"meta": self.results["meta"], "sections": self.script.quick(analysis)}
+        rows = compare.with_published(self.published, parts)
+        return sum(r.verdict == compare.DIFFERS for r in rows)
 
 
 def _reproduced(setting: dict, published: dict, results: dict, compared: set[str]) -> Tried:
@@ -206,8 +228,12 @@ def _print_group(group: Group, log: report.Log) -> None:
     if n_pruned:
         log(f"    {n_pruned} more settings were not analysed in full: by the attention of single "
             "heads alone they miss too many numbers to win")
-    line = (f"    wins: {_in_words(group.winner)}; cannot be told apart: "
-            f"{', '.join(group.not_identifiable) or 'none'}")
+    analysed = [s for s in group.possible if s.at_most is None]
+    if len(group.equal) == len(analysed) > 1:
+        line = "    tie: the published numbers cannot choose"
+    else:
+        line = (f"    wins: {_in_words(group.winner)}; cannot be told apart: "
+                f"{', '.join(group.not_identifiable) or 'none'}")
     if group.not_tried:
         line += f"; no alternative to try here: {', '.join(group.not_tried)}"
     log(line)
