@@ -7,8 +7,10 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +28,32 @@ MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
 BUNDLED = ("mini", "mini-1l", "mini-2l")
 SIZES = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")  # in config.json
 EPS = 1e-5  # of LayerNorm, where config.json does not say
+# Keys of config.json that change what a model computes, with the values that the kernels are exact
+# for. Those that depend on other keys are in _values_supported.
+SUPPORTED = {
+    **dict.fromkeys(("use_attn_scale", "default_prepend_bos"), (True, None)),
+    **dict.fromkeys(
+        ("shortformer_pos", "use_local_attn", "use_qk_norm", "use_logn_attn", "use_attention_sinks",
+         "scale_attn_by_inverse_layer_idx", "final_rms", "uses_rms_norm", "post_embedding_ln",
+         "use_normalization_before_and_after", "layer_norm_folding", "parallel_attn_mlp",
+         "gated_mlp", "load_in_4bit", "factored_embed"), (False, None)),
+    **dict.fromkeys(("attn_scores_soft_cap", "output_logits_soft_cap"), (-1, 0, None)),
+    **dict.fromkeys(
+        ("window_size", "attn_types", "clip_qkv", "num_experts", "experts_per_token",
+         "quantization_method", "relative_attention_max_distance", "relative_attention_num_buckets",
+         "decoder_start_token_id"), (None,)),
+    "attention_dir": ("causal", None),
+    "positional_embedding_type": ("standard",),
+}
+# Any other key is taken to change what a model computes if its name holds one of these words,
+SHAPING = re.compile("attn|attention|norm|posi|pos_|_pos|emb|window|scal|bias|cap|head|layer|mask|mlp|expert|"
+                     "resid|parallel|alibi|temperature|eps|logit|softmax|causal|direction")
+# unless it is about training, about MLPs or rotary positions, which these models lack, or about
+# what TransformerLens hooks, stores or ties while it reads a model.
+HARMLESS = re.compile("init|train|lr|loss|grad|optim|decay|dropout|schedule|data|checkpoint|"
+                      "neuron|rotary|rope|ntk|yarn|^d_mlp$|^use_pos_resid$|^use_attn_result$|"
+                      "^use_attn_in$|^use_hook_mlp_in$|^ungroup_grouped_query_attention$|"
+                      "^tie_word_embeddings$|^norm_topk_prob$", re.IGNORECASE)
 PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True,
                   fold_value_biases=True, refactor_factored_attn_matrices=False)
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
@@ -102,6 +130,10 @@ def _files_of_folder(folder: pathlib.Path, n_layers: int | None) -> tuple[ModelF
             raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
                             "model.safetensors or model_final.pth, and tokenizer files")
     config = _read_config(config_file, folder.name, n_layers)
+    unknown = _unknown_key(config)
+    if unknown:
+        raise UserError(f"{config_file} has {unknown!r:.60}, which may change what the model "
+                        "computes, and is not known here: if it changes nothing, leave it out")
     source = {"model": folder.resolve().name, "revision": None}
     return ModelFiles(config_file, config, weights, folder), source
 
@@ -216,17 +248,49 @@ def _unsupported(config: dict, n_layers: int | None) -> str | None:
     normalization = config.get("normalization", config.get("normalization_type"))
     positions = config.get("positional_embedding_type",
                            "shortformer" if config.get("shortformer_pos") else "standard")
-    if not config.get("attn_only"):
-        return "is not attention-only"
+    if config.get("attn_only") is not True:
+        return f"is not attention-only (attn_only is {config.get('attn_only')!r:.40})"
     if positions != "standard":
         return (f"has {positions!s:.40} position embeddings, not standard ones that are added to "
                 "the stream once")
-    if normalization not in ("LN", "LNPre"):
+    if normalization == "LNPre":
+        return ("has LNPre for normalization, so its LayerNorm was folded into the weights before "
+                "they were saved, which cannot be undone: save the model without fold_ln, or")
+    if normalization != "LN":
         return f"has {normalization!s:.40} for normalization, not LayerNorm"
     if n_layers and config.get("n_layers") != n_layers:
         return (f"has {config.get('n_layers')!s:.40} layer(s), this script supports models of "
                 f"{n_layers}")
+    for key, supported in _values_supported(config).items():
+        if key in config and config[key] not in supported:
+            return (f"has {config[key]!r:.40} for {key} in config.json, where only "
+                    f"{supported[0]!r:.40} is supported")
     return None
+
+
+def _values_supported(config: dict) -> dict[str, tuple]:
+    """SUPPORTED, and the keys whose supported value depends on the rest of config.json."""
+    eps = config.get("eps", EPS)
+    scale, d_head = config.get("attn_scale"), config.get("d_head")
+    numbers = all(isinstance(x, int | float) and x > 0 for x in (scale, d_head))
+    is_root = numbers and math.isclose(scale, math.sqrt(d_head), rel_tol=1e-6)
+    return SUPPORTED | {
+        "eps": (eps if isinstance(eps, float) and 0 < eps < math.inf else EPS,),
+        **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "ln_eps"), (eps, None)),
+        "attn_scale": (scale,) if is_root else ("the square root of d_head", -1, None),
+        "n_key_value_heads": (config.get("n_heads"), None),
+        "d_vocab_out": (config.get("d_vocab"), -1, None),
+    }
+
+
+def _unknown_key(config: dict) -> str | None:
+    """A key of config.json that may change what the model computes and is not known here.
+
+    Only for folders: of a model on the hub TransformerLens ignores such keys too."""
+    known = {"attn_only", "normalization", "normalization_type", *SIZES}
+    known |= _values_supported(config).keys()
+    return next((k for k, v in config.items() if k not in known and v is not None
+                 and SHAPING.search(k.lower()) and not HARMLESS.search(k)), None)
 
 
 def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTransformer:
@@ -266,8 +330,8 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
 def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dict[str, Tensor]:
     """The entries of a state dict that the model uses; UserError if they are not all there.
 
-    Not by load_state_dict: other entries are ignored here, since the public files have masks too,
-    and b_U may be absent.
+    Not by load_state_dict, since the public files have masks too, and b_U may be absent. Any other
+    entry would be left out of the computation, so it is refused.
     """
     wanted = {k: v.shape for k, v in empty.items() if not k.endswith(("mask", "IGNORE"))}
     missing = [k for k in wanted if k not in state and not k.endswith("b_U")]
@@ -279,6 +343,12 @@ def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dic
     if bad:
         raise UserError(f"{file} does not fit the files beside it: {bad[0]} is missing, "
                         "unexpected or has the wrong shape or type; fetch them again")
+    # ln2 is the LayerNorm before an MLP: without the MLP nothing reads it.
+    others = [k for k in state if k not in wanted and not k.endswith(("mask", "IGNORE"))
+              and ".ln2." not in k]
+    if others:
+        raise UserError(f"{file} holds {others[0]!r:.60}, which is no part of an attention-only "
+                        "model with LayerNorm and standard positions: use a model without it")
     return found
 
 

@@ -288,6 +288,10 @@ def a_third_layer(weights):
     weights |= {k.replace(".1.", ".2."): v.clone() for k, v in weights.items() if ".1." in k}
 
 
+def one_more(key: str):
+    return lambda weights: weights | {key: torch.ones(3)}
+
+
 def one_overflows(weights):
     weights["pos_embed.W_pos"] = torch.full((17, 11), 1e300, dtype=torch.float64)
 
@@ -333,7 +337,21 @@ def tokenizer_with_code(folder):
 SIZES_WRONG = [("d_model", "eleven"), ("n_heads", "3"), ("n_heads", 0), ("n_heads", 3.0),
                ("n_ctx", -1), ("d_head", 0), ("d_head", None), ("d_vocab", -1),
                ("d_vocab", True)]
+OTHER_MODELS = [  # config.json's keys with values that change what the model computes
+    ("use_attn_scale", False), ("attn_scale", 1.5), ("attention_dir", "bidirectional"),
+    ("use_local_attn", True), ("window_size", 8), ("attn_types", ["local", "global"]),
+    ("scale_attn_by_inverse_layer_idx", True), ("attn_scores_soft_cap", 30.0),
+    ("output_logits_soft_cap", 30.0), ("final_rms", True), ("use_qk_norm", True),
+    ("n_key_value_heads", 1), ("default_prepend_bos", False), ("layer_norm_eps", 0.1),
+    ("ln_eps", 0.1), ("eps", "1e-5"), ("eps", 0), ("eps", -1.0), ("attn_only", "false"),
+    ("attn_only", "true"), ("post_embedding_ln", True),
+    ("d_vocab_out", 71), ("clip_qkv", 6.0), ("use_attention_sinks", True),
+    ("factored_embed", True), ("use_alibi", True), ("logit_scale", 2.0)]
 DAMAGED_FOLDER = {
+    **{f"another model: {k} {v}": (config(**{k: v}), [k]) for k, v in OTHER_MODELS},
+    "folded LayerNorm": (config(normalization="LNPre"), ["LNPre", "fold_ln"]),
+    **{f"weights of another model: {k}": (state(one_more(k)), ["model.safetensors", k]) for k in (
+        "blocks.0.mlp.W_in", "embed.ln.w", "blocks.0.attn.rel_pos_bias.weight", "a.lora")},
     "no config": (remove("config.json"), ["config.json", "model folder holds"]),
     "config is no JSON": (write("config.json", b"{"), ["config.json"]),
     "config is not text": (write("config.json", b"\xff\xfe\x00"), ["config.json"]),
@@ -393,6 +411,33 @@ def test_a_damaged_model_folder(damage, words, folder, text, refused):
     message = refused("--model", folder, "--text", text, "--tokens", 170)
     assert all(word in message for word in words), message
     assert not (folder / "executed").exists()
+
+
+TRAINING = dict(  # what config.json of a published model says beside its sizes
+    seed=98742, lr=1e-3, batch_size=64, batches_per_device=32, weight_decay=0.05, beta1=0.9,
+    max_tokens=22 * 10**9, use_bfloat16_matmul=True, weight_init_scale=1.0, grad_norm_clip=1.0,
+    train_loss_ema_beta=0.99, warmup_tokens=3 * 10**8, dataset_name="c4+code", version=40,
+    neuron_scale=1, neuron_temp=1, final_rms=False, tokenizer_name="a/b", n_devices=8,
+    d_vocab_out=SIZES["d_vocab"], checkpoint_every_tokens=10**8, use_pos_resid=True, ln_eps=1e-5)
+
+
+def test_a_config_with_more_keys(folder):
+    """Settings of the training, and all that TransformerLens writes, do no harm."""
+    plain, _ = loading.load_model(str(folder))
+    config(**TRAINING)(folder)
+    assert same_parameters(loading.load_model(str(folder))[0], plain)
+    written = tiny.model(tiny.state_dict(SIZES), SIZES, flags={}).cfg.to_dict()
+    assert written["normalization_type"] == "LN" and len(written) > 80
+    (folder / "config.json").write_text(json.dumps(written, default=str))
+    assert same_parameters(loading.load_model(str(folder))[0], plain)
+
+
+def test_weights_that_nothing_reads(folder):
+    """Masks, and the LayerNorm before an MLP that is not there."""
+    plain, _ = loading.load_model(str(folder))
+    state(one_more("blocks.0.ln2.w"))(folder)
+    state(one_more("blocks.0.attn.mask"))(folder)
+    assert same_parameters(loading.load_model(str(folder))[0], plain)
 
 
 @pytest.mark.parametrize("eps", [None, 0.5])
