@@ -46,8 +46,8 @@ SUPPORTED = {
     "positional_embedding_type": ("standard",),
 }
 # Any other key is taken to change what a model computes if its name holds one of these words,
-SHAPING = re.compile("attn|attention|norm|posi|pos_|_pos|emb|window|scal|bias|cap|head|layer|mask|mlp|expert|"
-                     "resid|parallel|alibi|temperature|eps|logit|softmax|causal|direction")
+SHAPING = re.compile("attn|attention|norm|posi|pos_|_pos|emb|window|scal|bias|cap|head|layer|mask|"
+                     "mlp|expert|resid|parallel|alibi|temperature|eps|logit|softmax|causal|direction")
 # unless it is about training, about MLPs or rotary positions, which these models lack, or about
 # what TransformerLens hooks, stores or ties while it reads a model.
 HARMLESS = re.compile("init|train|lr|loss|grad|optim|decay|dropout|schedule|data|checkpoint|"
@@ -297,7 +297,7 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
     """A model from config.json and weights as the public attention-only models store them."""
     state = _read_weights(files.weights)
     tl = _transformer_lens()
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PretrainedConfig
 
     eps = files.config.get("eps", EPS)
     try:
@@ -307,14 +307,18 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
         with torch.device("meta"):  # takes no memory, so that sizes out of proportion do no harm
             empty = tl.HookedTransformer(cfg, move_to_device=False)
         state = _fitting(empty.state_dict(), state, cfg.n_layers, files.weights)
-        tokenizer = AutoTokenizer.from_pretrained(str(files.tokenizer), trust_remote_code=False)
-        with contextlib.redirect_stdout(sys.stderr):
-            model = tl.HookedTransformer(cfg, tokenizer, move_to_device=False)
+        tokenizer = AutoTokenizer.from_pretrained(  # config.json is not of transformers' kind
+            str(files.tokenizer), trust_remote_code=False, config=PretrainedConfig())
+        model = tl.HookedTransformer(cfg, move_to_device=False)
     except UserError:
         raise
     except Exception as e:
         raise UserError(f"{files.config_file} or the tokenizer in {files.tokenizer} is not usable "
                         f"({cause(e)!r}): fetch them again") from None
+    # Not by set_tokenizer, which reads the files again, asks config.json for settings that are not
+    # its own, and fills in a start token where there is none.
+    model.tokenizer = tokenizer
+    _check_start_token(tokenizer, files.tokenizer)
     n_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if n_ids > cfg.d_vocab:
         raise UserError(f"{files.weights} does not fit the files beside it: the tokenizer has "
@@ -325,6 +329,17 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
         if not torch.isfinite(parameter).all():
             raise UserError(f"{files.weights}: {name} is not finite in {dtype}: fetch it again")
     return model.to(device, print_details=False)
+
+
+def _check_start_token(tokenizer, folder: pathlib.Path) -> None:
+    """UserError unless the tokenizer's own files name a start token that is in the vocabulary."""
+    start = tokenizer.bos_token
+    if start is None:
+        raise UserError(f"the tokenizer in {folder} has no start token, and no other token can "
+                        "stand for it: add the bos_token of the training to tokenizer_config.json")
+    if tokenizer.get_vocab().get(start) != tokenizer.bos_token_id:
+        raise UserError(f"the tokenizer in {folder} has the start token {start!r:.40}, which is "
+                        "not in its vocabulary: correct bos_token in tokenizer_config.json")
 
 
 def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dict[str, Tensor]:
@@ -386,9 +401,60 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
 
 
 def token_text(model: HookedTransformer, token: int) -> str:
-    """A token as text, its space included; one that is not valid UTF-8 by its vocabulary entry."""
-    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
-    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
+    """A token as text, its space included; no two ids of a model have the same.
+
+    Bytes that are no whole character show as <0xE2>, ids without a token as <id 48261>. Where two
+    tokens have one text, the one that the tokenizer does not use for it has its id behind it.
+    """
+    return _token_names(model.tokenizer, model.cfg.d_vocab)[token]
+
+
+@functools.lru_cache(maxsize=4)
+def _token_names(tokenizer, d_vocab: int) -> list[str]:
+    names = [_token_name(tokenizer, i) for i in range(d_vocab)]
+    ids_of: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        ids_of.setdefault(name, []).append(i)
+    for name, ids in ids_of.items():
+        if len(ids) > 1:
+            used = tokenizer(name, add_special_tokens=False)["input_ids"]
+            for i in ids:
+                names[i] = name if used == [i] else f"{name}<id {i}>"
+    return names
+
+
+def _token_name(tokenizer, token: int) -> str:
+    """The name of a token, as far as it can be told without the others."""
+    entry = tokenizer.convert_ids_to_tokens(token)
+    if not entry:
+        return f"<id {token}>"
+    if re.fullmatch("<0x[0-9A-F]{2}>", entry):  # how SentencePiece writes a byte
+        return entry
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    if "\ufffd" in text:
+        return _readable(entry)
+    if entry.startswith("\u2581") and not text.startswith("\u2581"):
+        return entry.replace("\u2581", " ")  # SentencePiece; decode drops the first space
+    return text or entry
+
+
+def _readable(entry: str) -> str:
+    """The text of a vocabulary entry that is no valid UTF-8."""
+    byte_of = _byte_alphabet()
+    known = all(c in byte_of for c in entry)
+    data = bytes(byte_of[c] for c in entry) if known else entry.encode("utf-8")
+    text = data.decode("utf-8", "surrogateescape")  # byte 0x80 + n becomes U+DC80 + n
+    text = "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
+    return text.replace("\ufffd", "<0xEF><0xBF><0xBD>")
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """{character: byte} of byte-level vocabularies: printable Latin-1 as it is, the rest in order
+    from U+0100."""
+    as_it_is = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [b for b in range(256) if b not in as_it_is]
+    return {chr(b): b for b in as_it_is} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 # ------------------------------------------------------------------ text
@@ -482,8 +548,6 @@ def load_tokens(
         raise UserError(f"{text_name} has {len(ids):,} tokens, {n_rows:,} sequences need "
                         f"{n_rows * per_row:,}: {fewer}")
     bos = model.tokenizer.bos_token_id
-    if bos is None:
-        raise UserError(f"the tokenizer of {name} has no start token: add bos_token to its files")
     if bos in ids:
         raise UserError(f"{text_name} contains the start token of {name} as text: use another text")
     rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]

@@ -328,6 +328,16 @@ def vocabulary(clear: bool = False, **change):
     return damage
 
 
+def start_token(bos: str | None):
+    """Another bos_token in the tokenizer's files, or none."""
+    def damage(folder):
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_text()) | {"bos_token": bos}
+        file.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+        (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    return damage
+
+
 def tokenizer_with_code(folder):
     (folder / "code.py").write_text(f"import os; os.mkdir({str(folder / 'executed')!r})")
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", "code.Own"]}}
@@ -397,6 +407,7 @@ DAMAGED_FOLDER = {
     "tokenizer is nested too deep": (
         write("tokenizer.json", b"[" * 100_000), ["my-model", "tokenizer"]),
     "tokenizer has code": (tokenizer_with_code, ["my-model", "custom code"]),
+    "tokenizer without a start token": (start_token(None), ["my-model", "bos_token"]),
     "tokenizer with a gap in its ids": (vocabulary(e=10**6), ["my-model", "1,000,001"]),
     "tokenizer without words": (vocabulary(clear=True), ["tokenizer fails", "fetch"]),
     "tokenizer of a larger model": (
@@ -825,6 +836,65 @@ def test_sample_for_the_bundled_models_only(trained, warm, monkeypatch):
             for name in ("mini", "mini-1l", "mini-2l", "miniature", "attn-only-2l")}
     sample, wikitext = "sample.txt", "/".join(loading.WIKITEXT)
     assert list(used.values()) == [sample, sample, sample, wikitext, wikitext]
+
+
+# ================================================================================= Token names
+
+
+def names(tokenizer: PreTrainedTokenizerFast, d_vocab: int) -> list[str]:
+    model = reader(tokenizer)
+    model.cfg.d_vocab = d_vocab
+    return [loading.token_text(model, i) for i in range(d_vocab)]
+
+
+def check_names(found: list[str]) -> None:
+    assert len(set(found)) == len(found) and all(found)
+    assert not any("\ufffd" in name for name in found)
+
+
+def test_names_of_bytes(trained):
+    """Every byte of the alphabet is a token; those of text keep their text."""
+    found = names(trained, len(trained) + 3)
+    check_names(found)
+    vocabulary = trained.get_vocab()
+    for entry, name in {"\u00d7": "<0xD7>", "\u00e2": "<0xE2>", "\u0122": "<0x80>", "a": "a",
+                        "\u0120": " ", "\u010a": "\n"}.items():
+        assert found[vocabulary[entry]] == name
+    assert found[len(trained):] == [f"<id {len(trained) + i}>" for i in range(3)]
+    for i, name in enumerate(found[: len(trained)]):
+        text = trained.decode([i])
+        assert name == text or "\ufffd" in text
+    assert "".join(found[i] for i in trained("\u05d0")["input_ids"]) == "<0xD7><0x90>"
+
+
+def test_names_of_bytes_inside_longer_tokens():
+    """A space or a letter before part of a character; the character U+FFFD; one text twice."""
+    vocab = {"a": 0, "\u0120\u00e2\u0122": 1, "a\u00e2": 2, "\u00ef\u00bf\u00bd": 3,
+             "\u00e2": 4, "<0xE2>": 5, "\u0120\u0120": 6, "<id 10>": 7}
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = tokenizers.decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=raw)
+    made.add_tokens(["  "])
+    found = names(made, 12)
+    check_names(found)
+    assert found[:4] == ["a", " <0xE2><0x80>", "a<0xE2>", "<0xEF><0xBF><0xBD>"]
+    assert found[4].startswith("<0xE2>") and found[7].startswith("<id 10>")
+    assert found[6] == "  <id 6>" and found[8] == "  " and found[11] == "<id 11>"
+
+
+def test_names_of_sentencepiece():
+    """Words keep their space, bytes are bytes, though decode() drops both."""
+    pieces = ["<unk>", "<s>", "</s>", "<0x41>", "<0xE2>", "\u2581", "\u2581cat", "cat", "A",
+              "\u2581\u2581", "\ufffd"]
+    raw = tokenizers.Tokenizer(tokenizers.models.Unigram([(p, -1.0) for p in pieces], 0, True))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    raw.decoder = tokenizers.decoders.Sequence([
+        tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace()])
+    found = names(PreTrainedTokenizerFast(tokenizer_object=raw), len(pieces))
+    check_names(found)
+    assert found == ["<unk>", "<s>", "</s>", "<0x41>", "<0xE2>", " ", " cat", "cat", "A", "  ",
+                     "<0xEF><0xBF><0xBD>"]
 
 
 # ====================================================================================== WikiText
