@@ -7,8 +7,10 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +28,32 @@ MINI = HERE / "tests" / "mini"  # the bundled models and their sample text
 BUNDLED = ("mini", "mini-1l", "mini-2l")
 SIZES = ("n_layers", "d_model", "d_head", "n_heads", "n_ctx", "d_vocab")  # in config.json
 EPS = 1e-5  # of LayerNorm, where config.json does not say
+# Keys of config.json that change what a model computes, with the values that the kernels are exact
+# for. Those that depend on other keys are in _values_supported.
+SUPPORTED = {
+    **dict.fromkeys(("use_attn_scale", "default_prepend_bos"), (True, None)),
+    **dict.fromkeys(
+        ("shortformer_pos", "use_local_attn", "use_qk_norm", "use_logn_attn", "use_attention_sinks",
+         "scale_attn_by_inverse_layer_idx", "final_rms", "uses_rms_norm", "post_embedding_ln",
+         "use_normalization_before_and_after", "layer_norm_folding", "parallel_attn_mlp",
+         "gated_mlp", "load_in_4bit", "factored_embed"), (False, None)),
+    **dict.fromkeys(("attn_scores_soft_cap", "output_logits_soft_cap"), (-1, 0, None)),
+    **dict.fromkeys(
+        ("window_size", "attn_types", "clip_qkv", "num_experts", "experts_per_token",
+         "quantization_method", "relative_attention_max_distance", "relative_attention_num_buckets",
+         "decoder_start_token_id"), (None,)),
+    "attention_dir": ("causal", None),
+    "positional_embedding_type": ("standard",),
+}
+# Any other key is taken to change what a model computes if its name holds one of these words,
+SHAPING = re.compile("attn|attention|norm|posi|pos_|_pos|emb|window|scal|bias|cap|head|layer|mask|"
+                     "mlp|expert|resid|parallel|alibi|temperature|eps|logit|softmax|causal|direction")
+# unless it is about training, about MLPs or rotary positions, which these models lack, or about
+# what TransformerLens hooks, stores or ties while it reads a model.
+HARMLESS = re.compile("init|train|lr|loss|grad|optim|decay|dropout|schedule|data|checkpoint|"
+                      "neuron|rotary|rope|ntk|yarn|^d_mlp$|^use_pos_resid$|^use_attn_result$|"
+                      "^use_attn_in$|^use_hook_mlp_in$|^ungroup_grouped_query_attention$|"
+                      "^tie_word_embeddings$|^norm_topk_prob$", re.IGNORECASE)
 PROCESSING = dict(fold_ln=True, center_writing_weights=True, center_unembed=True,
                   fold_value_biases=True, refactor_factored_attn_matrices=False)
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
@@ -102,6 +130,10 @@ def _files_of_folder(folder: pathlib.Path, n_layers: int | None) -> tuple[ModelF
             raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
                             "model.safetensors or model_final.pth, and tokenizer files")
     config = _read_config(config_file, folder.name, n_layers)
+    unknown = _unknown_key(config)
+    if unknown:
+        raise UserError(f"{config_file} has {unknown!r:.60}, which may change what the model "
+                        "computes, and is not known here: if it changes nothing, leave it out")
     source = {"model": folder.resolve().name, "revision": None}
     return ModelFiles(config_file, config, weights, folder), source
 
@@ -216,24 +248,56 @@ def _unsupported(config: dict, n_layers: int | None) -> str | None:
     normalization = config.get("normalization", config.get("normalization_type"))
     positions = config.get("positional_embedding_type",
                            "shortformer" if config.get("shortformer_pos") else "standard")
-    if not config.get("attn_only"):
-        return "is not attention-only"
+    if config.get("attn_only") is not True:
+        return f"is not attention-only (attn_only is {config.get('attn_only')!r:.40})"
     if positions != "standard":
         return (f"has {positions!s:.40} position embeddings, not standard ones that are added to "
                 "the stream once")
-    if normalization not in ("LN", "LNPre"):
+    if normalization == "LNPre":
+        return ("has LNPre for normalization, so its LayerNorm was folded into the weights before "
+                "they were saved, which cannot be undone: save the model without fold_ln, or")
+    if normalization != "LN":
         return f"has {normalization!s:.40} for normalization, not LayerNorm"
     if n_layers and config.get("n_layers") != n_layers:
         return (f"has {config.get('n_layers')!s:.40} layer(s), this script supports models of "
                 f"{n_layers}")
+    for key, supported in _values_supported(config).items():
+        if key in config and config[key] not in supported:
+            return (f"has {config[key]!r:.40} for {key} in config.json, where only "
+                    f"{supported[0]!r:.40} is supported")
     return None
+
+
+def _values_supported(config: dict) -> dict[str, tuple]:
+    """SUPPORTED, and the keys whose supported value depends on the rest of config.json."""
+    eps = config.get("eps", EPS)
+    scale, d_head = config.get("attn_scale"), config.get("d_head")
+    numbers = all(isinstance(x, int | float) and x > 0 for x in (scale, d_head))
+    is_root = numbers and math.isclose(scale, math.sqrt(d_head), rel_tol=1e-6)
+    return SUPPORTED | {
+        "eps": (eps if isinstance(eps, float) and 0 < eps < math.inf else EPS,),
+        **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "ln_eps"), (eps, None)),
+        "attn_scale": (scale,) if is_root else ("the square root of d_head", -1, None),
+        "n_key_value_heads": (config.get("n_heads"), None),
+        "d_vocab_out": (config.get("d_vocab"), -1, None),
+    }
+
+
+def _unknown_key(config: dict) -> str | None:
+    """A key of config.json that may change what the model computes and is not known here.
+
+    Only for folders: of a model on the hub TransformerLens ignores such keys too."""
+    known = {"attn_only", "normalization", "normalization_type", *SIZES}
+    known |= _values_supported(config).keys()
+    return next((k for k, v in config.items() if k not in known and v is not None
+                 and SHAPING.search(k.lower()) and not HARMLESS.search(k)), None)
 
 
 def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTransformer:
     """A model from config.json and weights as the public attention-only models store them."""
     state = _read_weights(files.weights)
     tl = _transformer_lens()
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PretrainedConfig
 
     eps = files.config.get("eps", EPS)
     try:
@@ -243,14 +307,18 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
         with torch.device("meta"):  # takes no memory, so that sizes out of proportion do no harm
             empty = tl.HookedTransformer(cfg, move_to_device=False)
         state = _fitting(empty.state_dict(), state, cfg.n_layers, files.weights)
-        tokenizer = AutoTokenizer.from_pretrained(str(files.tokenizer), trust_remote_code=False)
-        with contextlib.redirect_stdout(sys.stderr):
-            model = tl.HookedTransformer(cfg, tokenizer, move_to_device=False)
+        tokenizer = AutoTokenizer.from_pretrained(  # config.json is not of transformers' kind
+            str(files.tokenizer), trust_remote_code=False, config=PretrainedConfig())
+        model = tl.HookedTransformer(cfg, move_to_device=False)
     except UserError:
         raise
     except Exception as e:
         raise UserError(f"{files.config_file} or the tokenizer in {files.tokenizer} is not usable "
                         f"({cause(e)!r}): fetch them again") from None
+    # Not by set_tokenizer, which reads the files again, asks config.json for settings that are not
+    # its own, and fills in a start token where there is none.
+    model.tokenizer = tokenizer
+    _check_start_token(tokenizer, files.tokenizer)
     n_ids = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if n_ids > cfg.d_vocab:
         raise UserError(f"{files.weights} does not fit the files beside it: the tokenizer has "
@@ -263,11 +331,22 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
     return model.to(device, print_details=False)
 
 
+def _check_start_token(tokenizer, folder: pathlib.Path) -> None:
+    """UserError unless the tokenizer's own files name a start token that is in the vocabulary."""
+    start = tokenizer.bos_token
+    if start is None:
+        raise UserError(f"the tokenizer in {folder} has no start token, and no other token can "
+                        "stand for it: add the bos_token of the training to tokenizer_config.json")
+    if tokenizer.get_vocab().get(start) != tokenizer.bos_token_id:
+        raise UserError(f"the tokenizer in {folder} has the start token {start!r:.40}, which is "
+                        "not in its vocabulary: correct bos_token in tokenizer_config.json")
+
+
 def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dict[str, Tensor]:
     """The entries of a state dict that the model uses; UserError if they are not all there.
 
-    Not by load_state_dict: other entries are ignored here, since the public files have masks too,
-    and b_U may be absent.
+    Not by load_state_dict, since the public files have masks too, and b_U may be absent. Any other
+    entry would be left out of the computation, so it is refused.
     """
     wanted = {k: v.shape for k, v in empty.items() if not k.endswith(("mask", "IGNORE"))}
     missing = [k for k in wanted if k not in state and not k.endswith("b_U")]
@@ -279,6 +358,12 @@ def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dic
     if bad:
         raise UserError(f"{file} does not fit the files beside it: {bad[0]} is missing, "
                         "unexpected or has the wrong shape or type; fetch them again")
+    # ln2 is the LayerNorm before an MLP: without the MLP nothing reads it.
+    others = [k for k in state if k not in wanted and not k.endswith(("mask", "IGNORE"))
+              and ".ln2." not in k]
+    if others:
+        raise UserError(f"{file} holds {others[0]!r:.60}, which is no part of an attention-only "
+                        "model with LayerNorm and standard positions: use a model without it")
     return found
 
 
@@ -316,9 +401,60 @@ def encode(model: HookedTransformer, text: str) -> list[int]:
 
 
 def token_text(model: HookedTransformer, token: int) -> str:
-    """A token as text, its space included; one that is not valid UTF-8 by its vocabulary entry."""
-    text = model.tokenizer.decode([token], clean_up_tokenization_spaces=False)
-    return model.tokenizer.convert_ids_to_tokens(token) if text == "\ufffd" else text
+    """A token as text, its space included; no two ids of a model have the same.
+
+    Bytes that are no whole character show as <0xE2>, ids without a token as <id 48261>. Where two
+    tokens have one text, the one that the tokenizer does not use for it has its id behind it.
+    """
+    return _token_names(model.tokenizer, model.cfg.d_vocab)[token]
+
+
+@functools.lru_cache(maxsize=4)
+def _token_names(tokenizer, d_vocab: int) -> list[str]:
+    names = [_token_name(tokenizer, i) for i in range(d_vocab)]
+    ids_of: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        ids_of.setdefault(name, []).append(i)
+    for name, ids in ids_of.items():
+        if len(ids) > 1:
+            used = tokenizer(name, add_special_tokens=False)["input_ids"]
+            for i in ids:
+                names[i] = name if used == [i] else f"{name}<id {i}>"
+    return names
+
+
+def _token_name(tokenizer, token: int) -> str:
+    """The name of a token, as far as it can be told without the others."""
+    entry = tokenizer.convert_ids_to_tokens(token)
+    if not entry:
+        return f"<id {token}>"
+    if re.fullmatch("<0x[0-9A-F]{2}>", entry):  # how SentencePiece writes a byte
+        return entry
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    if "\ufffd" in text:
+        return _readable(entry)
+    if entry.startswith("\u2581") and not text.startswith("\u2581"):
+        return entry.replace("\u2581", " ")  # SentencePiece; decode drops the first space
+    return text or entry
+
+
+def _readable(entry: str) -> str:
+    """The text of a vocabulary entry that is no valid UTF-8."""
+    byte_of = _byte_alphabet()
+    known = all(c in byte_of for c in entry)
+    data = bytes(byte_of[c] for c in entry) if known else entry.encode("utf-8")
+    text = data.decode("utf-8", "surrogateescape")  # byte 0x80 + n becomes U+DC80 + n
+    text = "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
+    return text.replace("\ufffd", "<0xEF><0xBF><0xBD>")
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """{character: byte} of byte-level vocabularies: printable Latin-1 as it is, the rest in order
+    from U+0100."""
+    as_it_is = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [b for b in range(256) if b not in as_it_is]
+    return {chr(b): b for b in as_it_is} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 # ------------------------------------------------------------------ text
@@ -418,8 +554,6 @@ def load_tokens(
         raise UserError(f"{text_name} has {len(ids):,} tokens, {n_rows:,} sequences need "
                         f"{n_rows * per_row:,}: {fewer}")
     bos = model.tokenizer.bos_token_id
-    if bos is None:
-        raise UserError(f"the tokenizer of {name} has no start token: add bos_token to its files")
     if bos in ids:
         raise UserError(f"{text_name} contains the start token of {name} as text: use another text")
     rows = [[bos, *ids[i * per_row : (i + 1) * per_row]] for i in range(n_rows)]

@@ -288,6 +288,10 @@ def a_third_layer(weights):
     weights |= {k.replace(".1.", ".2."): v.clone() for k, v in weights.items() if ".1." in k}
 
 
+def one_more(key: str):
+    return lambda weights: weights | {key: torch.ones(3)}
+
+
 def one_overflows(weights):
     weights["pos_embed.W_pos"] = torch.full((17, 11), 1e300, dtype=torch.float64)
 
@@ -324,6 +328,16 @@ def vocabulary(clear: bool = False, **change):
     return damage
 
 
+def start_token(bos: str | None):
+    """Another bos_token in the tokenizer's files, or none."""
+    def damage(folder):
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_text()) | {"bos_token": bos}
+        file.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+        (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    return damage
+
+
 def tokenizer_with_code(folder):
     (folder / "code.py").write_text(f"import os; os.mkdir({str(folder / 'executed')!r})")
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", "code.Own"]}}
@@ -333,7 +347,21 @@ def tokenizer_with_code(folder):
 SIZES_WRONG = [("d_model", "eleven"), ("n_heads", "3"), ("n_heads", 0), ("n_heads", 3.0),
                ("n_ctx", -1), ("d_head", 0), ("d_head", None), ("d_vocab", -1),
                ("d_vocab", True)]
+OTHER_MODELS = [  # config.json's keys with values that change what the model computes
+    ("use_attn_scale", False), ("attn_scale", 1.5), ("attention_dir", "bidirectional"),
+    ("use_local_attn", True), ("window_size", 8), ("attn_types", ["local", "global"]),
+    ("scale_attn_by_inverse_layer_idx", True), ("attn_scores_soft_cap", 30.0),
+    ("output_logits_soft_cap", 30.0), ("final_rms", True), ("use_qk_norm", True),
+    ("n_key_value_heads", 1), ("default_prepend_bos", False), ("layer_norm_eps", 0.1),
+    ("ln_eps", 0.1), ("eps", "1e-5"), ("eps", 0), ("eps", -1.0), ("attn_only", "false"),
+    ("attn_only", "true"), ("post_embedding_ln", True),
+    ("d_vocab_out", 71), ("clip_qkv", 6.0), ("use_attention_sinks", True),
+    ("factored_embed", True), ("use_alibi", True), ("logit_scale", 2.0)]
 DAMAGED_FOLDER = {
+    **{f"another model: {k} {v}": (config(**{k: v}), [k]) for k, v in OTHER_MODELS},
+    "folded LayerNorm": (config(normalization="LNPre"), ["LNPre", "fold_ln"]),
+    **{f"weights of another model: {k}": (state(one_more(k)), ["model.safetensors", k]) for k in (
+        "blocks.0.mlp.W_in", "embed.ln.w", "blocks.0.attn.rel_pos_bias.weight", "a.lora")},
     "no config": (remove("config.json"), ["config.json", "model folder holds"]),
     "config is no JSON": (write("config.json", b"{"), ["config.json"]),
     "config is not text": (write("config.json", b"\xff\xfe\x00"), ["config.json"]),
@@ -379,6 +407,7 @@ DAMAGED_FOLDER = {
     "tokenizer is nested too deep": (
         write("tokenizer.json", b"[" * 100_000), ["my-model", "tokenizer"]),
     "tokenizer has code": (tokenizer_with_code, ["my-model", "custom code"]),
+    "tokenizer without a start token": (start_token(None), ["my-model", "bos_token"]),
     "tokenizer with a gap in its ids": (vocabulary(e=10**6), ["my-model", "1,000,001"]),
     "tokenizer without words": (vocabulary(clear=True), ["tokenizer fails", "fetch"]),
     "tokenizer of a larger model": (
@@ -393,6 +422,33 @@ def test_a_damaged_model_folder(damage, words, folder, text, refused):
     message = refused("--model", folder, "--text", text, "--tokens", 170)
     assert all(word in message for word in words), message
     assert not (folder / "executed").exists()
+
+
+TRAINING = dict(  # what config.json of a published model says beside its sizes
+    seed=98742, lr=1e-3, batch_size=64, batches_per_device=32, weight_decay=0.05, beta1=0.9,
+    max_tokens=22 * 10**9, use_bfloat16_matmul=True, weight_init_scale=1.0, grad_norm_clip=1.0,
+    train_loss_ema_beta=0.99, warmup_tokens=3 * 10**8, dataset_name="c4+code", version=40,
+    neuron_scale=1, neuron_temp=1, final_rms=False, tokenizer_name="a/b", n_devices=8,
+    d_vocab_out=SIZES["d_vocab"], checkpoint_every_tokens=10**8, use_pos_resid=True, ln_eps=1e-5)
+
+
+def test_a_config_with_more_keys(folder):
+    """Settings of the training, and all that TransformerLens writes, do no harm."""
+    plain, _ = loading.load_model(str(folder))
+    config(**TRAINING)(folder)
+    assert same_parameters(loading.load_model(str(folder))[0], plain)
+    written = tiny.model(tiny.state_dict(SIZES), SIZES, flags={}).cfg.to_dict()
+    assert written["normalization_type"] == "LN" and len(written) > 80
+    (folder / "config.json").write_text(json.dumps(written, default=str))
+    assert same_parameters(loading.load_model(str(folder))[0], plain)
+
+
+def test_weights_that_nothing_reads(folder):
+    """Masks, and the LayerNorm before an MLP that is not there."""
+    plain, _ = loading.load_model(str(folder))
+    state(one_more("blocks.0.ln2.w"))(folder)
+    state(one_more("blocks.0.attn.mask"))(folder)
+    assert same_parameters(loading.load_model(str(folder))[0], plain)
 
 
 @pytest.mark.parametrize("eps", [None, 0.5])
@@ -780,6 +836,65 @@ def test_sample_for_the_bundled_models_only(trained, warm, monkeypatch):
             for name in ("mini", "mini-1l", "mini-2l", "miniature", "attn-only-2l")}
     sample, wikitext = "sample.txt", "/".join(loading.WIKITEXT)
     assert list(used.values()) == [sample, sample, sample, wikitext, wikitext]
+
+
+# ================================================================================= Token names
+
+
+def names(tokenizer: PreTrainedTokenizerFast, d_vocab: int) -> list[str]:
+    model = reader(tokenizer)
+    model.cfg.d_vocab = d_vocab
+    return [loading.token_text(model, i) for i in range(d_vocab)]
+
+
+def check_names(found: list[str]) -> None:
+    assert len(set(found)) == len(found) and all(found)
+    assert not any("\ufffd" in name for name in found)
+
+
+def test_names_of_bytes(trained):
+    """Every byte of the alphabet is a token; those of text keep their text."""
+    found = names(trained, len(trained) + 3)
+    check_names(found)
+    vocabulary = trained.get_vocab()
+    for entry, name in {"\u00d7": "<0xD7>", "\u00e2": "<0xE2>", "\u0122": "<0x80>", "a": "a",
+                        "\u0120": " ", "\u010a": "\n"}.items():
+        assert found[vocabulary[entry]] == name
+    assert found[len(trained):] == [f"<id {len(trained) + i}>" for i in range(3)]
+    for i, name in enumerate(found[: len(trained)]):
+        text = trained.decode([i])
+        assert name == text or "\ufffd" in text
+    assert "".join(found[i] for i in trained("\u05d0")["input_ids"]) == "<0xD7><0x90>"
+
+
+def test_names_of_bytes_inside_longer_tokens():
+    """A space or a letter before part of a character; the character U+FFFD; one text twice."""
+    vocab = {"a": 0, "\u0120\u00e2\u0122": 1, "a\u00e2": 2, "\u00ef\u00bf\u00bd": 3,
+             "\u00e2": 4, "<0xE2>": 5, "\u0120\u0120": 6, "<id 10>": 7}
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = tokenizers.decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=raw)
+    made.add_tokens(["  "])
+    found = names(made, 12)
+    check_names(found)
+    assert found[:4] == ["a", " <0xE2><0x80>", "a<0xE2>", "<0xEF><0xBF><0xBD>"]
+    assert found[4].startswith("<0xE2>") and found[7].startswith("<id 10>")
+    assert found[6] == "  <id 6>" and found[8] == "  " and found[11] == "<id 11>"
+
+
+def test_names_of_sentencepiece():
+    """Words keep their space, bytes are bytes, though decode() drops both."""
+    pieces = ["<unk>", "<s>", "</s>", "<0x41>", "<0xE2>", "\u2581", "\u2581cat", "cat", "A",
+              "\u2581\u2581", "\ufffd"]
+    raw = tokenizers.Tokenizer(tokenizers.models.Unigram([(p, -1.0) for p in pieces], 0, True))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    raw.decoder = tokenizers.decoders.Sequence([
+        tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace()])
+    found = names(PreTrainedTokenizerFast(tokenizer_object=raw), len(pieces))
+    check_names(found)
+    assert found == ["<unk>", "<s>", "</s>", "<0x41>", "<0xE2>", " ", " cat", "cat", "A", "  ",
+                     "<0xEF><0xBF><0xBD>"]
 
 
 # ====================================================================================== WikiText
