@@ -279,8 +279,9 @@ def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.
     """Save one figure as PNG and SVG, without the date, so that the files are always the same.
 
     The SVG also holds the title as text: the page shows it to readers who cannot see the picture.
+    An empty section has no figure: a model of one layer has no pairs of heads.
     """
-    figure = plot(section, results)
+    figure = plot(section, results) if section else None
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
     if figure is None:
         for file in files:
