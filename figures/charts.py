@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import pathlib
+import sys
 import textwrap
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
@@ -20,10 +23,30 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def style():
-    """A context in which everything is drawn in the house style."""
+    """A context in which everything is drawn in the house style, whatever the user's settings.
+
+    Matplotlib's defaults come first, then house.mplstyle; no matplotlibrc counts.
+    """
+    if "matplotlib" not in sys.modules:
+        _import_matplotlib(os.environ.pop("MPLBACKEND", None))
     import matplotlib
 
     return matplotlib.rc_context(fname=HERE / "house.mplstyle")
+
+
+def _import_matplotlib(backend: str | None) -> None:
+    """Import it without MPLBACKEND, then set that backend for others; no picture here needs it.
+
+    The import would fail on an unknown backend, such as that of a notebook in another environment.
+    """
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
 
 
 def published(stem: str) -> dict:

@@ -257,11 +257,17 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
     Returns:
         the files written. Figures that these results have no data for are removed.
     """
+    try:
+        style = charts.style()
+    except (ImportError, ValueError) as e:
+        raise common.UserError(f"matplotlib cannot be imported ({common.cause(e)}): install the "
+                               "packages of requirements.txt, mend matplotlibrc, or use "
+                               "--no-figures") from None
     wrote, stem = [], ""
     gc.freeze()  # a collection need not search all that PyTorch has loaded: 15 % of the time
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with charts.style():
+        with style:
             for stem, section, plot in common.progress(script.figures, "figures"):
                 wrote += _draw_one(folder / stem, plot, results["sections"][section], results)
     except OSError as e:

@@ -4,9 +4,11 @@ way of anything. Almost all of it is read off the Figure objects; few files are 
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.container import BarContainer
@@ -457,6 +459,61 @@ def test_figures_come_from_the_results_alone(tmp_path):
     assert done.stdout == "set()\n"
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         "part5_induction.png", "part5_induction.svg"]
+
+
+HOSTILE = """
+backend: module://no_such_backend
+text.usetex: True
+font.size: 30
+figure.facecolor: black
+axes.facecolor: black
+text.color: white
+savefig.facecolor: black
+savefig.bbox: tight
+savefig.transparent: True
+figure.autolayout: True
+svg.fonttype: path
+axes.unicode_minus: False
+"""
+
+
+@pytest.mark.parametrize("backend", ["module://no_such_backend", "nonsense", "pdf", ""])
+def test_the_users_settings_of_matplotlib_change_no_picture(backend, tmp_path):
+    """A matplotlibrc beside the run, and MPLBACKEND, which stays as it was."""
+    results = random_results(2)
+    (tmp_path / "part5.json").write_text(json.dumps(results), encoding="utf-8")
+    (tmp_path / "matplotlibrc").write_text(HOSTILE, encoding="utf-8")
+    code = ("import sys, os, dataclasses; sys.path.insert(0, sys.argv[1])\n"
+            "import circuits_part5 as p\n"
+            "p.SCRIPT = dataclasses.replace(p.SCRIPT, figures=p.pictures.FIGURES[:2])\n"
+            "p.main(['--model', 'mini', '--figures-only', '--no-page', '--out', '.'])\n"
+            "print(os.environ['MPLBACKEND'])")
+    done = subprocess.run([sys.executable, "-c", code, str(common.HERE)], cwd=tmp_path, text=True,
+                          capture_output=True, check=True,
+                          env=os.environ | {"MPLBACKEND": backend})
+    assert done.stdout.endswith(f"{backend}\n")
+    script = dataclasses.replace(part5.SCRIPT, figures=pictures.FIGURES[:2])
+    for path in report.draw(script, results, tmp_path / "here"):
+        assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes(), path.name
+
+
+def test_settings_of_this_process_change_no_picture(tmp_path):
+    results, script = random_results(2), dataclasses.replace(part5.SCRIPT,
+                                                             figures=pictures.FIGURES[:1])
+    plain = report.draw(script, results, tmp_path / "plain")
+    with matplotlib.rc_context({"text.usetex": True, "savefig.transparent": True,
+                                "axes.facecolor": "black", "font.size": 30}):
+        hostile = report.draw(script, results, tmp_path / "hostile")
+    for a, b in zip(plain, hostile, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+
+
+def test_matplotlib_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
+    for name in [n for n in sys.modules if n.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(common.UserError, match="matplotlib cannot be imported.*--no-figures"):
+        report.draw(part5.SCRIPT, random_results(2), tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
