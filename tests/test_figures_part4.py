@@ -97,7 +97,7 @@ def x_labels(ax) -> list[str]:
     return [t.get_text() for t in ax.get_xticklabels()]
 
 
-@pytest.mark.parametrize("n_heads", [1, 8, 16])
+@pytest.mark.parametrize("n_heads", [1, 8, 16, 32])
 def test_every_figure_names_its_model_and_nothing_collides(n_heads):
     results = made(n_heads)
     for stem, section, plot in pictures.FIGURES:

@@ -22,7 +22,7 @@ from figures import part5 as pictures
 from pictures import collisions
 from results import report
 
-HEADS = (1, 8, 16)
+HEADS = (1, 8, 16, 32)
 TOKENS = ["<|BOS|>", "$$", "\n", "\t ", "\ufffd", "Ġâ", "漢字", "🙂" * 9, "long" * 70, "'", "\\",
           "_^{", "", " ", "\u202e", "a\u0301", "\x00", "ﷺ", "<|x|>", "%", "$x^2$", "\r\n", "fi",
           "Ω"]
