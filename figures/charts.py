@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import pathlib
+import sys
 import textwrap
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
@@ -13,15 +16,37 @@ CELL = (0.42, 0.28)  # inches across and down: room for a number of three decima
 PLAIN_CELL = (0.2, 0.2)  # of a map without numbers
 CHARACTER = 0.602 * 9 / 72  # inches that a character takes in DejaVu Sans Mono at 9 points
 MONOSPACED = {"family": "monospace", "size": 9}
+MOST_COLUMNS = 24  # a map of more is drawn small, without numbers
+MOST_UPRIGHT = 16  # the names of more groups of bars are turned
 MOST_LABELS = 24  # more bars than these have no room for their numbers
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def style():
-    """A context in which everything is drawn in the house style."""
+    """A context in which everything is drawn in the house style, whatever the user's settings.
+
+    Matplotlib's defaults come first, then house.mplstyle; no matplotlibrc counts.
+    """
+    if "matplotlib" not in sys.modules:
+        _import_matplotlib(os.environ.pop("MPLBACKEND", None))
     import matplotlib
 
     return matplotlib.rc_context(fname=HERE / "house.mplstyle")
+
+
+def _import_matplotlib(backend: str | None) -> None:
+    """Import it without MPLBACKEND, then set that backend for others; no picture here needs it.
+
+    The import would fail on an unknown backend, such as that of a notebook in another environment.
+    """
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
 
 
 def published(stem: str) -> dict:
@@ -43,6 +68,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
 
 def map_figure(table: list[list], rows: int = 1, columns: int = 1, cell=CELL, **subplots):
     """A figure with room for rows x columns maps of this table; cells have a fixed size."""
+    cell = PLAIN_CELL if len(table[0]) > MOST_COLUMNS else cell
     width = max(cell[0] * len(table[0]), 2.6)
     height = max(cell[1] * len(table), 1.8)
     return new_figure(max(1.9 + columns * (width + 0.2), 6.4), 1.3 + rows * (height + 0.4), rows,
@@ -107,8 +133,9 @@ def heat_maps(axes, maps, rows: list[str], columns: list[str], bar: str, digits:
     """A table of coloured cells on each of the axes, and one colour bar with the label `bar`.
 
     All have one scale, which starts at zero or, if it is diverging, has zero in the middle. Cells
-    hold their number, unless digits is None. Where there is no number the cell is hatched: None
-    stands for a value that is not defined, and has a dash; NaN for a pair that does not exist.
+    hold their number, unless digits is None or the map is too wide. Where there is no number the
+    cell is hatched: None stands for a value that is not defined, and has a dash; NaN for a pair
+    that does not exist.
     """
     import numpy as np
 
@@ -121,7 +148,7 @@ def heat_maps(axes, maps, rows: list[str], columns: list[str], bar: str, digits:
                              vmax=high, edgecolors="white", linewidth=0.6)
         if np.isnan(table).any():
             ax.patch.set(facecolor="0.92", edgecolor="0.65", hatch="////")
-        if digits is not None:
+        if digits is not None and len(columns) <= MOST_COLUMNS:
             write_cells(ax, mesh, cells, f"{{:z.{digits}f}}")
         name_cells(ax, rows, columns)
     axes[0].figure.colorbar(mesh, ax=list(axes), label=bar)
@@ -150,7 +177,7 @@ def name_cells(ax, rows: list[str], columns: list[str]) -> None:
     ax.set_xticks(range(len(below)), below)
     ax.set_yticks(range(len(beside)), beside)
     ax.tick_params(length=0)
-    if max(map(len, columns)) > 4:
+    if max(map(len, columns)) > 4 or len(columns) > MOST_COLUMNS:
         ax.tick_params(axis="x", rotation=90)
     ax.invert_yaxis()
     ax.spines[:].set_visible(False)
@@ -201,7 +228,7 @@ def label_bars(ax, drawn, values: list, form: str | None) -> None:
 
 def name_groups(ax, groups: list[str]) -> None:
     """Name the groups of bars below a line at zero, with some room beside and above them."""
-    ax.set_xticks(range(len(groups)), groups)
+    ax.set_xticks(range(len(groups)), groups, rotation=90 if len(groups) > MOST_UPRIGHT else 0)
     ax.tick_params(axis="x", length=0)
     ax.spines["bottom"].set_visible(False)
     ax.axhline(0, color="black", linewidth=0.8, clip_on=False)

@@ -6,12 +6,30 @@ import math
 
 from figures import charts
 
-FROM, TO = "layer-0 head that is read", "layer-1 head that reads"
+
+def one_layer(heads: list[str], role: str) -> str:
+    """What heads are called: layer-1 head if all are of layer 1, and the role if they are not."""
+    layers = {head.split(".")[0] for head in heads}
+    return f"layer-{layers.pop()} head" if len(layers) == 1 else role
 
 
-def head_names(layer: int, values: list) -> list[str]:
-    """The names of a layer's heads, as many as there are values."""
-    return [f"{layer}.{h}" for h in range(len(values))]
+def table_of_pairs(m: dict, values: list[list]) -> list[list]:
+    """A table of pairs, a row for each head that reads, with NaN where there is no such pair.
+
+    A head reads only what heads of earlier layers have written.
+    """
+    return [[v if int(writer.split(".")[0]) < int(reader.split(".")[0]) else math.nan
+             for writer, v in zip(m["writers"], row)] for reader, row in zip(m["readers"], values)]
+
+
+def name_pairs(ax, m: dict, title: str) -> None:
+    """The title of a map of pairs, and what its rows and columns are."""
+    charts.name_axes(ax, title, f"{one_layer(m['writers'], 'head')} that is read",
+                     f"{one_layer(m['readers'], 'head')} that reads")
+
+
+CENTS = "{:z.2f}"
+PAPER_TERMS = (24, 144)  # single and virtual heads of the paper's model, two layers of 12 heads
 
 
 def paper_fall() -> list[float]:
@@ -21,14 +39,19 @@ def paper_fall() -> list[float]:
 
 
 def plot_term_importance(r: dict, results: dict):
-    """The fall of the loss with each order of terms, beside that in the paper's model."""
-    m = results["sections"]["model"]
-    figure, ax = charts.new_figure(7, 4.4)
+    """The fall of the loss with each order of terms, beside that in the paper's two layers."""
+    m, fall = results["sections"]["model"], [-x for x in r["marginal"]]
+    figure, ax = charts.new_figure(max(7, 1.2 + 1.7 * len(fall)), 4.4)
+    if m["n_layers"] == 2:
+        series, forms = {"the paper's model": paper_fall(), "this model": fall}, ("{:.1f}", CENTS)
+        counts = [f"{n} here, {paper} in the paper's" for n, paper in zip(
+            m["n_by_order"][1:], PAPER_TERMS)]
+    else:
+        series, forms, counts = {"this model": fall}, CENTS, m["n_by_order"][1:]
+    kinds = ["single heads", "virtual heads", *(f"of order {n}" for n in range(3, len(fall)))]
     charts.bars(ax, ["direct path\n(from a uniform guess)",
-                     f"single heads\n({m['n_single']} here, 24 in the paper's)",
-                     f"virtual heads\n({m['n_virtual']} here, 144 in the paper's)"],
-                {"the paper's model": paper_fall(), "this model": [-x for x in r["marginal"]]},
-                ("{:.1f}", "{:z.2f}"), {"this model": r["marginal_se"]})
+                     *(f"{kind}\n({n})" for kind, n in zip(kinds, counts))],
+                series, forms, {"this model": r["marginal_se"]})
     ax.set_ylabel(f"fall of the loss (nats per token){_spread(r)}")
     return charts.finished(figure, "how much each order of terms lowers the loss", results)
 
@@ -39,40 +62,44 @@ def _spread(r: dict) -> str:
 
 def plot_virtual_removed(r: dict, results: dict):
     """The rise of the loss without each virtual head, and the fall that all of them give."""
-    cost = r["virtual_removed"]
+    if "virtual_removed" not in r:
+        return None
+    m = results["sections"]["model"]
+    cost = table_of_pairs(m, r["virtual_removed"])
     figure, (left, right) = charts.map_figure(cost, 1, 2, width_ratios=(1.4, 1))
-    charts.heat_maps([left], [cost], head_names(1, cost), head_names(0, cost[0]),
+    charts.heat_maps([left], [cost], m["readers"], m["writers"],
                      "rise of the loss (nats per token)", 3, diverging=True)
-    charts.name_axes(left, "One virtual head removed from the model", FROM, TO)
-    _plot_virtual_added(right, r)
+    name_pairs(left, m, "One virtual head removed from the model")
+    _plot_virtual_added(right, r, one_layer(m["writers"], "first head"))
     return charts.finished(figure, "what the virtual heads are worth, one by one and together",
                            results)
 
 
-def _plot_virtual_added(ax, r: dict) -> None:
+def _plot_virtual_added(ax, r: dict, reading: str) -> None:
     """The fall of the loss that all virtual heads give, and its two parts."""
     fall = [-r["marginal"][2], -r["start_delta"], -r["real_delta"]]
     error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
     charts.bars(ax, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
                 errors={"": error})
-    ax.set(title="Added to direct path\nand single heads", xlabel="what the layer-0 heads read",
+    ax.set(title="Added to direct path\nand single heads", xlabel=f"what the {reading}s read",
            ylabel=f"fall of the loss (nats per token){_spread(r)}")
 
 
 def plot_composition(r: dict, results: dict):
     """The corrected composition scores minus the random baseline."""
+    m = results["sections"]["model"]
     figure, axes = charts.map_figure(r["Q"]["scores"], 1, 3)
-    _composition_maps(axes, r, "")
+    _composition_maps(axes, r, m, "")
     return charts.finished(figure, "composition scores minus the random baseline (framed: by more "
                            f"than {r['baseline']['margin']})", results)
 
 
 def plot_first_published(r: dict, results: dict):
     """The corrected composition scores above those of the form that was published first."""
-    first = r["first_published"]
+    m, first = results["sections"]["model"], r["first_published"]
     figure, axes = charts.map_figure(r["Q"]["scores"], 2, 3)
-    _composition_maps(axes[0], r, ", corrected")
-    _composition_maps(axes[1], first, ", as first published")
+    _composition_maps(axes[0], r, m, ", corrected")
+    _composition_maps(axes[1], first, m, ", as first published")
     return charts.finished(
         figure, "composition scores, corrected and as first published, minus their own random "
         f"baseline; each row has its own colours (framed: by more than {r['baseline']['margin']}; "
@@ -80,14 +107,15 @@ def plot_first_published(r: dict, results: dict):
         "deviations)", results)
 
 
-def _composition_maps(axes, s: dict, form: str) -> None:
+def _composition_maps(axes, s: dict, m: dict, form: str) -> None:
     """Q, K and V side by side, each score minus the random baseline."""
-    baseline, scores = s["baseline"]["mean"], [s[kind]["scores"] for kind in "QKV"]
-    maps = [[[_minus(v, baseline) for v in row] for row in of_kind] for of_kind in scores]
-    charts.heat_maps(axes, maps, head_names(1, scores[0]), head_names(0, scores[0][0]),
+    baseline = s["baseline"]["mean"]
+    maps = [table_of_pairs(m, [[_minus(v, baseline) for v in row] for row in s[kind]["scores"]])
+            for kind in "QKV"]
+    charts.heat_maps(axes, maps, m["readers"], m["writers"],
                      f"score \N{MINUS SIGN} its baseline, {baseline:.4f}", 3, diverging=True)
     for ax, kind, values in zip(axes, "QKV", maps):
-        charts.name_axes(ax, f"{kind}-composition{form}", FROM, TO)
+        name_pairs(ax, m, f"{kind}-composition{form}")
         _frame(ax, values, s["baseline"]["margin"])
 
 
@@ -107,23 +135,25 @@ def _frame(ax, values: list[list], least: float) -> None:
 
 
 def plot_attention_groups(r: dict, results: dict):
-    """The change of every layer-1 pattern without all Q terms, and without all K terms."""
-    tv = r["tv"]
-    figure, ax = charts.new_figure(8, 4)
-    charts.bars(ax, head_names(1, tv["without_K"]), {"without Q terms": tv["without_Q"],
-                                                     "without K terms": tv["without_K"]})
-    ax.set(xlabel="layer-1 head", ylabel="total variation of the pattern (0 to 1)", ylim=(0, 1.05))
+    """The change of every pattern but layer 0's without all Q terms, and without all K terms."""
+    m, tv = results["sections"]["model"], r["tv"]
+    figure, ax = charts.new_figure(max(8, 1 + 0.2 * len(m["readers"])), 4)
+    charts.bars(ax, m["readers"], {"without Q terms": tv["without_Q"],
+                                   "without K terms": tv["without_K"]})
+    ax.set(xlabel=one_layer(m["readers"], "head"), ylim=(0, 1.05),
+           ylabel="total variation of the pattern (0 to 1)")
     return charts.finished(figure, "change of the patterns without Q- or K-composition", results)
 
 
 def plot_without_K_of_head(r: dict, results: dict):
-    """The change of every layer-1 pattern without the K term of one layer-0 head."""
-    tv = r["tv_without_K_of_head"]
+    """The change of every pattern but layer 0's without the K term of one earlier head."""
+    m = results["sections"]["model"]
+    tv = table_of_pairs(m, r["tv_without_K_of_head"])
     figure, ax = charts.map_figure(tv)
-    charts.heat_maps([ax], [tv], head_names(1, tv), head_names(0, tv[0]),
+    charts.heat_maps([ax], [tv], m["readers"], m["writers"],
                      "total variation of the pattern\n(0 to 1)")
-    ax.set(xlabel="layer-0 head whose K term alone is removed",
-           ylabel="layer-1 head whose\npattern changes")
+    ax.set(xlabel=f"{one_layer(m['writers'], 'head')} whose K term alone is removed",
+           ylabel=f"{one_layer(m['readers'], 'head')} whose\npattern changes")
     return charts.finished(figure, "change of the patterns without one head's K term", results)
 
 
@@ -152,7 +182,7 @@ def plot_induction(r: dict, results: dict):
     layers = len(r["score"])
     figure, axes = charts.new_figure(6 * layers, 3.8, 1, layers, sharey=True, squeeze=False)
     for layer, (ax, score, sd) in enumerate(zip(axes[0], r["score"], r["score_sd"])):
-        charts.bars(ax, head_names(layer, score), {"": score}, errors={"": sd})
+        charts.bars(ax, [f"{layer}.{h}" for h in range(len(score))], {"": score}, errors={"": sd})
         ax.set(title=f"layer {layer}", xlabel="head", ylim=(0, 1.05))
     axes[0, 0].set_ylabel("induction score (share of attention)")
     return charts.finished(figure, f"induction scores on {r['n_rows']} sequences of {r['n_ids']} "

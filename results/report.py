@@ -259,11 +259,17 @@ def draw(script: Script, results: dict, folder: pathlib.Path) -> list[pathlib.Pa
     Returns:
         the files written. Figures that these results have no data for are removed.
     """
+    try:
+        style = charts.style()
+    except (ImportError, ValueError) as e:
+        raise common.UserError(f"matplotlib cannot be imported ({common.cause(e)}): install the "
+                               "packages of requirements.txt, mend matplotlibrc, or use "
+                               "--no-figures") from None
     wrote, stem = [], ""
     gc.freeze()  # a collection need not search all that PyTorch has loaded: 15 % of the time
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with charts.style():
+        with style:
             for stem, section, plot in common.progress(script.figures, "figures"):
                 wrote += _draw_one(folder / stem, plot, results["sections"][section], results)
     except OSError as e:
@@ -281,8 +287,9 @@ def _draw_one(path: pathlib.Path, plot, section, results: dict) -> list[pathlib.
     """Save one figure as PNG and SVG, without the date, so that the files are always the same.
 
     The SVG also holds the title as text: the page shows it to readers who cannot see the picture.
+    An empty section has no figure: a model of one layer has no pairs of heads.
     """
-    figure = plot(section, results)
+    figure = plot(section, results) if section else None
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
     if figure is None:
         for file in files:

@@ -97,7 +97,7 @@ def x_labels(ax) -> list[str]:
     return [t.get_text() for t in ax.get_xticklabels()]
 
 
-@pytest.mark.parametrize("n_heads", [1, 8, 16])
+@pytest.mark.parametrize("n_heads", [1, 8, 16, 32])
 def test_every_figure_names_its_model_and_nothing_collides(n_heads):
     results = made(n_heads)
     for stem, section, plot in pictures.FIGURES:
@@ -326,7 +326,7 @@ def test_the_model_of_a_headline_is_short_and_drawable():
 def test_no_figure_of_an_earlier_run_stays(tmp_path):
     """What these results have nothing for is taken away; other files are left alone."""
     results = made(2)
-    results["sections"]["keep"] = {"head": 2, "source": " keep", "skipped": "no"}
+    results["sections"]["keep"] = {"head": 1, "source": " keep", "skipped": "no", "pieces": []}
     for name in ("part4_keep.png", "part4_keep.svg", "mine.png"):
         (tmp_path / name).write_text("old", "utf-8")
     keep = next(f for f in pictures.FIGURES if f[0] == "part4_keep")

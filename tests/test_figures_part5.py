@@ -4,9 +4,11 @@ way of anything. Almost all of it is read off the Figure objects; few files are 
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.container import BarContainer
@@ -20,7 +22,7 @@ from figures import part5 as pictures
 from pictures import collisions
 from results import report
 
-HEADS = (1, 8, 16)
+HEADS = (1, 8, 16, 32)
 TOKENS = ["<|BOS|>", "$$", "\n", "\t ", "\ufffd", "Ġâ", "漢字", "🙂" * 9, "long" * 70, "'", "\\",
           "_^{", "", " ", "\u202e", "a\u0301", "\x00", "ﷺ", "<|x|>", "%", "$x^2$", "\r\n", "fi",
           "Ω"]
@@ -34,27 +36,38 @@ def style():
         yield
 
 
-def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") -> dict:
+def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model",
+                   n_layers: int = 2) -> dict:
     """What the figures read, of a model of so many heads: random numbers, awkward tokens."""
     r = np.random.default_rng(n_heads)
+    names = [[f"{layer}.{h}" for h in range(n_heads)] for layer in range(n_layers)]
+    readers, writers = sum(names[1:], []), sum(names[:-1], [])
+
+    def pairs(low, high):
+        """A table with None where a head does not read an earlier one, as compute_x has it."""
+        return [[r.uniform(low, high) if writer < reader[:1] else None for writer in writers]
+                for reader in readers]
 
     def scores():
-        return {"scores": r.uniform(0, 0.2, (n_heads, n_heads)).tolist()}
+        return {"scores": pairs(0, 0.2)}
 
     def virtual(h2, h1):
         pattern = np.tril(r.uniform(0.01, 1, (len(TOKENS), len(TOKENS))))
-        return {"reader": f"1.{h2}", "writer": f"0.{h1}", "map_tokens": TOKENS,
+        return {"reader": f"{n_layers - 1}.{h2}", "writer": f"0.{h1}", "map_tokens": TOKENS,
                 "map": (pattern / pattern.sum(1, keepdims=True)).tolist()}
 
     def error(*shape):
         return r.uniform(0.01, 0.2, shape).tolist() if n_sequences > 1 else None
 
     meta = {"script": "circuits_part5.py", "dtype": "float32", "model": model}
+    by_order = [math.comb(n_layers, k) * n_heads**k for k in range(n_layers + 1)]
     return {"meta": meta, "sections": {
-        "model": {"n_single": 2 * n_heads, "n_virtual": n_heads**2},
+        "model": {"n_layers": n_layers, "n_by_order": by_order, "readers": readers,
+                  "writers": writers},
         "term_importance": {
-            "marginal": [-0.684, -4.04, 0.2], "marginal_se": error(3), "n_sequences": n_sequences,
-            "virtual_removed": r.uniform(-0.1, 0.7, (n_heads, n_heads)).tolist(),
+            "marginal": [-0.684, -4.04, 0.2, -0.1, 0.03][:n_layers + 1],
+            "marginal_se": error(n_layers + 1), "n_sequences": n_sequences,
+            "virtual_removed": pairs(-0.1, 0.7),
             "start_delta": -0.9, "start_delta_se": error(), "real_delta": 0.07,
             "real_delta_se": error()},
         "composition": {kind: scores() for kind in "QKV"} | {
@@ -62,12 +75,13 @@ def random_results(n_heads: int, n_sequences: int = 12, model: str = "a-model") 
             "first_published": {kind: scores() for kind in "QKV"} | {
                 "baseline": {"mean": 0.0156, "margin": 0.025}}},
         "attention_groups": {
-            "tv": {k: r.uniform(0, 1, n_heads).tolist() for k in ("without_K", "without_Q")},
-            "tv_without_K_of_head": r.uniform(0, 1, (n_heads, n_heads)).tolist()},
+            "tv": {k: r.uniform(0, 1, len(readers)).tolist() for k in ("without_K", "without_Q")},
+            "tv_without_K_of_head": pairs(0, 1)},
         "virtual_heads": {"most_important": virtual(n_heads - 1, 0),
                           "most_two_back": virtual(0, n_heads - 1)},
-        "induction": {"score": r.uniform(0, 0.9, (2, n_heads)).tolist(), "n_ids": 50, "n_rows": 8,
-                      "score_sd": r.uniform(0, 0.1, (2, n_heads)).tolist()},
+        "induction": {"score": r.uniform(0, 0.9, (n_layers, n_heads)).tolist(),
+                      "n_ids": 50, "n_rows": 8,
+                      "score_sd": r.uniform(0, 0.1, (n_layers, n_heads)).tolist()},
     }}
 
 
@@ -148,6 +162,60 @@ def test_one_sequence_has_no_error_bars(name):
     nothing_in_the_way(figure)
     assert all(bar.errorbar is None for ax in figure.axes for bar in bars_of(ax))
     assert not any("error" in t.get_text() for t in figure.findobj(Text))
+
+
+# ------------------------------------------------------------------ one layer, three and four
+
+
+def drawn(results: dict) -> dict:
+    """{name: figure} of what these results have figures for, as report.draw() has it."""
+    sections = results["sections"]
+    figures = {name: plot(sections[section], results)
+               for name, section, plot in pictures.FIGURES if sections[section]}
+    return {name: figure for name, figure in figures.items() if figure}
+
+
+def test_one_layer_has_no_picture_of_pairs():
+    results = random_results(3, n_layers=1)
+    of_pairs = ("composition", "attention_groups", "virtual_heads")
+    results["sections"] |= dict.fromkeys(of_pairs, {})
+    del results["sections"]["term_importance"]["virtual_removed"]
+    figures = drawn(results)
+    assert figures.keys() == {"part5_term_importance", "part5_induction"}
+    for figure in figures.values():
+        nothing_in_the_way(figure)
+    bar, = bars_of(figures["part5_term_importance"].axes[0])
+    assert heights(bar) == [0.684, 4.04]
+    assert len(figures["part5_induction"].axes) == 1
+
+
+@pytest.mark.parametrize("n_heads", [3, 12])
+@pytest.mark.parametrize("n_layers", [3, 4])
+def test_more_layers(n_layers, n_heads):
+    results = random_results(n_heads, n_layers=n_layers)
+    figures, m = drawn(results), results["sections"]["model"]
+    assert list(figures) == NAMES
+    for figure in figures.values():
+        nothing_in_the_way(figure)
+    ax = figures["part5_composition"].axes[1]
+    values = map_of(ax)
+    assert values.shape == (len(m["readers"]), len(m["writers"]))
+    exists = [[writer < reader[:1] for writer in m["writers"]] for reader in m["readers"]]
+    np.testing.assert_array_equal(np.isfinite(values), exists)
+    assert ax.patch.get_hatch() and "-" not in cells(ax)
+    assert len(cells(ax)) == (np.sum(exists) if len(m["writers"]) <= charts.MOST_COLUMNS else 0)
+    first = figures["part5_composition"].axes[0]
+    assert ticks(first.yaxis) == m["readers"] and ticks(first.xaxis) == m["writers"]
+    assert first.get_ylabel() == "head that reads"
+    assert len(figures["part5_induction"].axes) == n_layers
+
+
+def test_only_two_layers_stand_beside_the_papers():
+    figure = drawn(random_results(3, n_layers=4))["part5_term_importance"]
+    bar, = bars_of(figure.axes[0])
+    assert heights(bar) == [0.684, 4.04, -0.2, 0.1, -0.03]
+    assert ticks(figure.axes[0].xaxis)[1:] == [
+        "single heads\n(12)", "virtual heads\n(54)", "of order 3\n(108)", "of order 4\n(81)"]
 
 
 # ------------------------------------------------------------------ what each of them shows
@@ -391,6 +459,61 @@ def test_figures_come_from_the_results_alone(tmp_path):
     assert done.stdout == "set()\n"
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         "part5_induction.png", "part5_induction.svg"]
+
+
+HOSTILE = """
+backend: module://no_such_backend
+text.usetex: True
+font.size: 30
+figure.facecolor: black
+axes.facecolor: black
+text.color: white
+savefig.facecolor: black
+savefig.bbox: tight
+savefig.transparent: True
+figure.autolayout: True
+svg.fonttype: path
+axes.unicode_minus: False
+"""
+
+
+@pytest.mark.parametrize("backend", ["module://no_such_backend", "nonsense", "pdf", ""])
+def test_the_users_settings_of_matplotlib_change_no_picture(backend, tmp_path):
+    """A matplotlibrc beside the run, and MPLBACKEND, which stays as it was."""
+    results = random_results(2)
+    (tmp_path / "part5.json").write_text(json.dumps(results), encoding="utf-8")
+    (tmp_path / "matplotlibrc").write_text(HOSTILE, encoding="utf-8")
+    code = ("import sys, os, dataclasses; sys.path.insert(0, sys.argv[1])\n"
+            "import circuits_part5 as p\n"
+            "p.SCRIPT = dataclasses.replace(p.SCRIPT, figures=p.pictures.FIGURES[:2])\n"
+            "p.main(['--model', 'mini', '--figures-only', '--no-page', '--out', '.'])\n"
+            "print(os.environ['MPLBACKEND'])")
+    done = subprocess.run([sys.executable, "-c", code, str(common.HERE)], cwd=tmp_path, text=True,
+                          capture_output=True, check=True,
+                          env=os.environ | {"MPLBACKEND": backend})
+    assert done.stdout.endswith(f"{backend}\n")
+    script = dataclasses.replace(part5.SCRIPT, figures=pictures.FIGURES[:2])
+    for path in report.draw(script, results, tmp_path / "here"):
+        assert path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes(), path.name
+
+
+def test_settings_of_this_process_change_no_picture(tmp_path):
+    results, script = random_results(2), dataclasses.replace(part5.SCRIPT,
+                                                             figures=pictures.FIGURES[:1])
+    plain = report.draw(script, results, tmp_path / "plain")
+    with matplotlib.rc_context({"text.usetex": True, "savefig.transparent": True,
+                                "axes.facecolor": "black", "font.size": 30}):
+        hostile = report.draw(script, results, tmp_path / "hostile")
+    for a, b in zip(plain, hostile, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+
+
+def test_matplotlib_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
+    for name in [n for n in sys.modules if n.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(common.UserError, match="matplotlib cannot be imported.*--no-figures"):
+        report.draw(part5.SCRIPT, random_results(2), tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
