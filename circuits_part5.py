@@ -360,7 +360,7 @@ def _score_summary(scores: torch.Tensor, baseline: dict, m: dict) -> dict:
             "max_pair": {"reader": m["readers"][row], "writer": m["writers"][column]},
             "mean": known.mean().item() if len(known) else None,
             "mean_by_writer": listed(scores.nanmean(0)),
-            "n_above": int((known > baseline["mean"] + THRESHOLD).sum()),
+            "n_above": int((known > baseline["mean"] + baseline["margin"]).sum()),
             "z": listed((scores - baseline["mean"]) / baseline["sd"])}
 
 
@@ -382,7 +382,7 @@ def print_composition(r: dict, results: dict, log: report.Log) -> None:
     log(f"  random baseline (two random rank-{m['d_head']} {m['d_model']} x {m['d_model']} "
         f"matrices, mean of {r['baseline']['n']}): {r['baseline']['mean']:.4f}")
     for kind in "QKV":
-        log(f"  {kind}-composition: {_score_line(r[kind], m)}")
+        log(f"  {kind}-composition: {_score_line(r[kind], m, str(THRESHOLD))}")
     for what, key in (("the previous token", "prev_token"), ("the start token", "start_token"),
                       ("two tokens back", "two_back")):
         for layer, values in of_layers(m["writers"], r[key]).items():
@@ -393,8 +393,9 @@ def print_composition(r: dict, results: dict, log: report.Log) -> None:
                 f"layer-{layer} head: {_by_head(values, 3)}")
     log("  as first published, before the correction (the first factor moved to the end); random "
         f"baseline: {first['baseline']['mean']:.4f}")
+    margin = f"{first['baseline']['margin']:.3f}"
     for kind in "QKV":
-        log(f"    {kind}-composition: {_score_line(first[kind], m)}")
+        log(f"    {kind}-composition: {_score_line(first[kind], m, margin)}")
 
 
 def _later_heads(m: dict, layer: int) -> str:
@@ -413,11 +414,11 @@ def _by_head(values: dict[str, float], digits: int) -> str:
     return ", ".join(f"{head} {number(v, f'.{digits}f')}" for head, v in values.items())
 
 
-def _score_line(s: dict, m: dict) -> str:
+def _score_line(s: dict, m: dict, margin: str) -> str:
     pair = s["max_pair"]
     return (f"max {number(s['max'], '.3f')} (head {pair['reader']} reads head {pair['writer']}), "
-            f"mean {number(s['mean'], '.3f')}, pairs above baseline + {THRESHOLD}: {s['n_above']} "
-            f"of {m['n_virtual']}")
+            f"mean {number(s['mean'], '.3f')}, pairs above baseline + {margin}: "
+            f"{s['n_above']} of {m['n_virtual']}")
 
 
 def compute_attention_groups(a: Analysis, results: dict) -> dict:

@@ -24,6 +24,7 @@ PART_5 = [  # (key, label, format)
      ".1f"),
     ("largest_run_through", "the largest virtual heads run through", ""),
     ("pairs_above", "scores of all three kinds above the threshold", "d"),
+    ("first_published_K_heads", "layer-0 heads that the keys read, as first published", "d"),
     ("previous_token_head", "previous-token head", ""),
     ("column.head", "layer-0 head with the highest mean Q- and K-composition", ""),
     ("column.others_max", "highest mean of any other layer-0 head", ".3f"),
@@ -103,11 +104,19 @@ def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
         "virtual_over_paper": -terms["marginal"][2] / PAPER_VIRTUAL_FALL,
         "largest_run_through": sorted({v["reader"] for v in terms["virtual_largest"]}),
         "pairs_above": sum(composition[kind]["n_above"] for kind in "QKV"),
+        "first_published_K_heads": _heads_read(composition["first_published"], "K"),
         "previous_token_head": f"0.{previous.index(max(previous))}",
         "column": _column(sections, composition["baseline"]["mean"], threshold),
         "heads_1_0_to_1_5": _first_heads(sections["attention_groups"]["tv"]),
         "induction": _induction(sections["induction"]["score"]),
     }
+
+
+def _heads_read(form: dict, kind: str) -> int:
+    """How many layer-0 heads have a score of this kind above the form's own baseline and margin."""
+    least = form["baseline"]["mean"] + form["baseline"]["margin"]
+    return sum(any(score is not None and score > least for score in of_head)
+               for of_head in zip(*form[kind]["scores"]))
 
 
 def _column(sections: dict, baseline: float, threshold: float) -> dict:
