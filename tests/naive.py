@@ -362,19 +362,24 @@ def named(**changes) -> dict:
 # ------------------------------------------------------------------ 4. composition
 
 
-def composition_score(W_V1, W_O1, first, second) -> float:
+def over(product: float, *norms: float) -> float | None:
+    """product / the norms; None for a dead head, whose norm is 0."""
+    return product / math.prod(norms) if all(norms) else None
+
+
+def composition_score(W_V1, W_O1, first, second) -> float | None:
     """||W_V1 W_O1 first second|| / (||first second|| ||W_V1 W_O1||), all d_model x d_model.
 
     K: first, second = W_K2, W_Q2^T;  Q: W_Q2, W_K2^T;  V: W_V2, W_O2.
     """
     wrote, reads = W_V1 @ W_O1, first @ second
-    return frobenius(wrote @ reads) / (frobenius(reads) * frobenius(wrote))
+    return over(frobenius(wrote @ reads), frobenius(reads), frobenius(wrote))
 
 
-def first_published_score(W_V1, W_O1, first, second) -> float:
+def first_published_score(W_V1, W_O1, first, second) -> float | None:
     """||second W_V1 W_O1 first|| over the same norms: the factors moved round by one."""
     wrote, reads = W_V1 @ W_O1, first @ second
-    return frobenius(second @ W_V1 @ W_O1 @ first) / (frobenius(reads) * frobenius(wrote))
+    return over(frobenius(second @ W_V1 @ W_O1 @ first), frobenius(reads), frobenius(wrote))
 
 
 def composition(w: dict, runs: list, draws: list) -> dict:
@@ -410,14 +415,17 @@ def composition_by(score, w: dict, draws: list, corrected_sd: float | None = Non
 
 def score_summary(w: dict, scores: dict, mean: float, sd: float, n: int, margin: float) -> dict:
     """Scores of the pairs against the mean and spread of their random baseline."""
-    best, pair = max((score, pair) for pair, score in scores.items())
-    by_writer = [[score for (_, wr), score in scores.items() if wr == writer]
+    known = {pair: score for pair, score in scores.items() if score is not None}
+    by_writer = [[score for (_, wr), score in known.items() if wr == writer]
                  for writer in writers(w)]
-    return {"scores": table(w, scores), "max": best, "max_pair": named_pair(pair),
-            "mean": sum(scores.values()) / len(scores),
-            "n_above": sum(score > mean + margin for score in scores.values()),
-            "mean_by_writer": [sum(column) / len(column) for column in by_writer],
-            "z": table(w, {pair: (score - mean) / sd for pair, score in scores.items()})}
+    best = max(known, key=known.get, default=None)
+    return {"scores": table(w, scores), "max": known.get(best),
+            "max_pair": named_pair(best) if best else {"reader": None, "writer": None},
+            "mean": sum(known.values()) / len(known) if known else None,
+            "n_above": sum(score > mean + margin for score in known.values()),
+            "mean_by_writer": [sum(column) / len(column) if column else None
+                               for column in by_writer],
+            "z": table(w, {pair: (score - mean) / sd for pair, score in known.items()})}
 
 
 def mean_at_distance(runs: list, head: tuple, back: int) -> float:
