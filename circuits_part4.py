@@ -33,6 +33,7 @@ import common
 from common import cen
 from figures import part4 as pictures
 from results import claims, loading, report, runner, sweep
+from results.claims import number
 from results.report import Section
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def print_at_work(r: dict, results: dict, log: report.Log) -> None:
 def _print_pairs(r: dict, log: report.Log) -> None:
     for t, u in zip(r["pairs"][::2], r["pairs"][1::2]):
         log(f"  {t['prompt']!r:42} {_p_next(t)}   |   {u['prompt']!r:40} {_p_next(u)}")
-    ratios = ", ".join("-" if x is None else f"{x:.1f}" for x in r["ratios"])
+    ratios = ", ".join(number(x, ".1f") for x in r["ratios"])
     log(f"  the first over the second, pair by pair: {ratios}")
 
 
@@ -489,10 +490,9 @@ def _print_bug(r: dict, log: report.Log) -> None:
         if "skipped" in p:
             log(f"  {p['prompt']!r}: {skipped(p)}")
             continue
-        t1, t2 = p["through"].values()
-        w1, w2 = p["whole"].values()
-        p1, p2 = p["p"].values()
-        ratio = "-" if p["ratio"] is None else f"{p['ratio']:.2f}"
+        (t1, t2), (w1, w2), (p1, p2) = ([p[key][w] for w in r["pair"]]
+                                        for key in ("through", "whole", "p"))
+        ratio = number(p["ratio"], ".2f")
         other = p["other_head"]
         log(f"  {p['prompt']!r}: head 0.{r['head']} puts {p['attention']:.2f} on "
             f"\"{r['source']}\"; through \"{r['source']}\" it pushes {one} {t1:+.2f}, {two} "
@@ -522,7 +522,7 @@ def compute_eigen(a: Analysis, results: dict) -> dict:
         if bad.any():
             raise common.UserError(f"head 0.{int(bad.nonzero()[0])}: the sum of the {name} is not "
                                    "the trace: the numbers cannot be trusted (try --device cpu)")
-    heads = [{"copy_score": score[h].item(), "trace": trace[h].item(),
+    heads = [{"copy_score": common.listed(score[h]), "trace": trace[h].item(),
               "diagonal_sum": diagonal_sum[h].item(), "eigenvalues": complex_list(values[h])}
              | {k: int(c[h]) for k, c in zip(("positive", "real_positive", "complex"), counts)}
              for h in range(len(values))]
@@ -531,7 +531,7 @@ def compute_eigen(a: Analysis, results: dict) -> dict:
     positive, _, is_complex = common.eigenvalue_counts(drawn)
     return {"check": {"match": match, "rest": rest, "n_tokens": piece}, "heads": heads,
             "copy_score_centred": centred_copy_scores(a),
-            "random": {"copy_score": scores.tolist(), "mean": scores.mean().item(),
+            "random": {"copy_score": common.listed(scores), "mean": common.listed(scores.nanmean()),
                        "positive": positive.tolist(), "complex": is_complex.tolist(),
                        "eigenvalues": complex_list(drawn[0])}}
 
@@ -544,7 +544,7 @@ def centred_copy_scores(a: Analysis) -> list[float | None]:
     """
     small = a.B @ a.A - a.B.mean(-1, keepdim=True) @ a.A.sum(-2, keepdim=True)
     scores = common.copy_score(torch.linalg.eigvals(small.cpu()))
-    return [None if math.isnan(score) else score for score in scores.tolist()]
+    return common.listed(scores)
 
 
 def print_eigen(r: dict, results: dict, log: report.Log) -> None:
@@ -577,16 +577,20 @@ def print_copying(r: list[dict], results: dict, log: report.Log) -> None:
     n, (first, last) = sizes["rank"], r[0]["sources"]
     log("== 7. COPY SCORES OF THE OV CIRCUITS, AND THE OTHER MEASURES OF COPYING")
     for h, e in enumerate(heads):
-        log(f"  head 0.{h}: copy score sum(l)/sum(|l|) = {e['copy_score']:+.3f}; {e['positive']}/"
-            f"{n} with positive real part ({e['real_positive']} real and positive, {e['complex']} "
-            f"complex); trace {e['trace']:,.0f} = sum of diagonal {e['diagonal_sum']:,.0f}")
+        log(f"  head 0.{h}: copy score sum(l)/sum(|l|) = {number(e['copy_score'], '+.3f')}; "
+            f"{e['positive']}/{n} with positive real part ({e['real_positive']} real and "
+            f"positive, {e['complex']} complex); trace {e['trace']:,.0f} = sum of diagonal "
+            f"{e['diagonal_sum']:,.0f}")
     s, p, c = random["copy_score"], random["positive"], random["complex"]
-    log(f"  {len(s)} random Gaussian heads of the same shapes: copy score from {min(s):+.3f} to "
-        f"{max(s):+.3f} (mean {random['mean']:+.3f}); positive real part {min(p)} to {max(p)} of "
-        f"{n}; complex {min(c)} to {max(c)} of {n}")
+    known = [score for score in s if score is not None]
+    low, high, mean = (number(x, "+.3f") for x in (
+        min(known, default=None), max(known, default=None), random["mean"]))
+    log(f"  {len(s)} random Gaussian heads of the same shapes: copy score from {low} to {high} "
+        f"(mean {mean}); positive real part {min(p)} to {max(p)} of {n}; complex {min(c)} to "
+        f"{max(c)} of {n}")
     log("  Head  Copy score  Diagonal > 0  Top-1 self  Top-5 self")
     for h, (e, m) in enumerate(zip(heads, r)):
-        log(f"  0.{h:<4}  {e['copy_score']:+10.3f}  {m['diagonal_positive']:12.2f}  "
+        log(f"  0.{h:<4}  {number(e['copy_score'], '+.3f'):>10}  {m['diagonal_positive']:12.2f}  "
             f"{m['top1']:10.2f}  {m['top5']:10.2f}")
     all_tokens = last - first + 1 == sizes["d_vocab"]
     some = "all tokens" if all_tokens else f"tokens {first:,} to {last:,}"
@@ -661,16 +665,20 @@ def compute_beyond(a: Analysis, results: dict) -> dict:
     increases = found.loss_increase  # [head, batch, next]
     change = increases.mean(-1) if len(run.tokens) > 1 else increases[:, 0]
     increase = change.mean(-1).tolist()
-    se = (change.std(-1) / change.shape[-1] ** 0.5).tolist()
+    se = [None] * len(z)
+    if change.shape[-1] > 1:
+        se = (change.std(-1) / change.shape[-1] ** 0.5).tolist()
     condition = common.eigenvector_condition(a.A, a.B).tolist()
     s, heads = results["sections"], []
     for h, (eigen, copying) in enumerate(zip(s["eigen"]["heads"], s["copying"])):
+        dead = eigen["copy_score"] is None
         heads.append({
             "condition": condition[h] if math.isfinite(condition[h]) else None,
             "loss_increase": increase[h], "loss_increase_se": se[h],
-            "copies": eigen["copy_score"] > COPIES, "matters": increase[h] - 2 * se[h] > MATTERS,
+            "copies": None if dead else eigen["copy_score"] > COPIES,
+            "matters": se[h] is not None and increase[h] - 2 * se[h] > MATTERS,
             "disagree": [{"measures": d.measures, "tokens": telling_tokens(a, h, d.tokens)}
-                         for d in DISAGREEMENTS if d.applies(eigen | copying)]})
+                         for d in DISAGREEMENTS if not dead and d.applies(eigen | copying)]})
     return {"heads": heads, "loss_model": found.losses["model"].mean().item(),
             "n": change.shape[-1], "n_of": "sequences" if len(run.tokens) > 1 else "tokens"}
 
@@ -682,9 +690,12 @@ def print_beyond(r: dict, results: dict, log: report.Log) -> None:
         "nats per token; a head is removed with patterns and scales kept (+- standard error over "
         f"{r['n']:,} {r['n_of']})")
     for h, x in enumerate(r["heads"]):
-        condition = "infinite" if x["condition"] is None else f"{x['condition']:,.0f}"
+        condition = "infinite"
+        if x["condition"] is not None or x["copies"] is None:  # a dead head has neither
+            condition = number(x["condition"], ",.0f")
         log(f"  head 0.{h}: condition number of the eigenvectors {condition} (1 if orthogonal); "
-            f"loss without it {x['loss_increase']:+.3f} +- {x['loss_increase_se']:.3f}")
+            f"loss without it {x['loss_increase']:+.3f} +- "
+            f"{number(x['loss_increase_se'], '.3f')}")
         for d in x["disagree"]:
             shown = ", ".join(f"{t['source']!r} {t['diagonal']:+.2f} (its own place {t['rank']:,}, "
                               f"first {t['first']!r})" for t in d["tokens"]) or "none tested"

@@ -28,6 +28,7 @@ import common
 from common import Head
 from figures import part5 as pictures
 from results import claims, loading, report, runner, sweep
+from results.claims import number
 from results.report import Section
 
 PUBLISHED_MODEL = "attn-only-2l"
@@ -346,32 +347,33 @@ def first_row(a: Analysis) -> int:
 def _baseline(scores: torch.Tensor, corrected: torch.Tensor) -> dict:
     """Random scores of one form; margin: how far above their mean a score of that form counts. The
     article's THRESHOLD is the corrected form's; for the other, as many standard deviations."""
-    return {"mean": scores.mean().item(), "sd": scores.std().item(), "n": len(scores),
-            "margin": THRESHOLD * (scores.std() / corrected.std()).item()}
+    sd, of_corrected = _spread(scores), _spread(corrected)
+    return {"mean": scores.mean().item(), "sd": sd, "n": len(scores),
+            "margin": THRESHOLD * (sd / of_corrected if of_corrected else 1)}
+
+
+def _spread(scores: torch.Tensor) -> float:
+    """The standard deviation of random scores; 0 if only rounding makes them differ."""
+    sd = scores.std().item()
+    return sd if sd > 1e-12 * scores.mean().item() else 0.0
 
 
 def _score_summary(scores: torch.Tensor, baseline: dict, m: dict) -> dict:
     """Scores [reader, writer] against their own random baseline. Null where there is none: the
-    reader does not come after the writer, or one of them is dead."""
+    reader does not come after the writer, one of them is dead, or the baseline is constant (z)."""
     scores = scores.cpu()
     for row, reader in zip(scores, m["readers"]):
         row[len(earlier(m, reader)):] = math.nan  # the writers of later layers stand at its end
     known = scores[~scores.isnan()]
-    largest = scores.nan_to_num(-1).argmax().item()
-    row, column = divmod(largest, scores.shape[1])
-    return {"scores": listed(scores), "max": scores[row, column].item() if len(known) else None,
-            "max_pair": {"reader": m["readers"][row], "writer": m["writers"][column]},
-            "mean": known.mean().item() if len(known) else None,
-            "mean_by_writer": listed(scores.nanmean(0)),
-            "n_above": int((known > baseline["mean"] + THRESHOLD).sum()),
-            "z": listed((scores - baseline["mean"]) / baseline["sd"])}
-
-
-def listed(x: torch.Tensor) -> list:
-    """The numbers of a tensor, None for NaN."""
-    if x.dim() > 1:
-        return [listed(row) for row in x]
-    return [None if math.isnan(v) else v for v in x.tolist()]
+    row, column = divmod(scores.nan_to_num(-1).argmax().item(), scores.shape[1])
+    pair = {"reader": m["readers"][row], "writer": m["writers"][column]}
+    z = (scores - baseline["mean"]) / baseline["sd"] if baseline["sd"] else scores * math.nan
+    return {"scores": common.listed(scores), "max": common.listed(scores[row, column]),
+            "max_pair": pair if len(known) else dict.fromkeys(pair),
+            "mean": common.listed(known.mean()),
+            "mean_by_writer": common.listed(scores.nanmean(0)),
+            "n_above": int((known > baseline["mean"] + baseline["margin"]).sum()),
+            "z": common.listed(z)}
 
 
 def print_composition(r: dict, results: dict, log: report.Log) -> None:
@@ -385,7 +387,7 @@ def print_composition(r: dict, results: dict, log: report.Log) -> None:
     log(f"  random baseline (two random rank-{m['d_head']} {m['d_model']} x {m['d_model']} "
         f"matrices, mean of {r['baseline']['n']}): {r['baseline']['mean']:.4f}")
     for kind in "QKV":
-        log(f"  {kind}-composition: {_score_line(r[kind], m)}")
+        log(f"  {kind}-composition: {_score_line(r[kind], m, str(THRESHOLD))}")
     for what, key in (("the previous token", "prev_token"), ("the start token", "start_token"),
                       ("two tokens back", "two_back")):
         for layer, values in of_layers(m["writers"], r[key]).items():
@@ -396,8 +398,9 @@ def print_composition(r: dict, results: dict, log: report.Log) -> None:
                 f"layer-{layer} head: {_by_head(values, 3)}")
     log("  as first published, before the correction (the first factor moved to the end); random "
         f"baseline: {first['baseline']['mean']:.4f}")
+    margin = f"{first['baseline']['margin']:.3f}"
     for kind in "QKV":
-        log(f"    {kind}-composition: {_score_line(first[kind], m)}")
+        log(f"    {kind}-composition: {_score_line(first[kind], m, margin)}")
 
 
 def _later_heads(m: dict, layer: int) -> str:
@@ -407,20 +410,16 @@ def _later_heads(m: dict, layer: int) -> str:
     return f"{(last - layer) * m['n_heads']} {which} heads"
 
 
-def number(x: float | None, form: str) -> str:
-    return "-" if x is None else format(x, form)
-
-
 def _by_head(values: dict[str, float], digits: int) -> str:
     """One value for each head: 0.0 0.12, 0.1 0.34, ..."""
     return ", ".join(f"{head} {number(v, f'.{digits}f')}" for head, v in values.items())
 
 
-def _score_line(s: dict, m: dict) -> str:
+def _score_line(s: dict, m: dict, margin: str) -> str:
     pair = s["max_pair"]
-    return (f"max {number(s['max'], '.3f')} (head {pair['reader']} reads head {pair['writer']}), "
-            f"mean {number(s['mean'], '.3f')}, pairs above baseline + {THRESHOLD}: {s['n_above']} "
-            f"of {m['n_virtual']}")
+    which = f" (head {pair['reader']} reads head {pair['writer']})" if pair["reader"] else ""
+    return (f"max {number(s['max'], '.3f')}{which}, mean {number(s['mean'], '.3f')}, pairs above "
+            f"baseline + {margin}: {s['n_above']} of {m['n_virtual']}")
 
 
 def compute_attention_groups(a: Analysis, results: dict) -> dict:

@@ -555,7 +555,7 @@ def composition_scores(
 
     With X = W_O read [d_head, d_head] the squared norm is tr(W_V^T W_V X other^T other X^T): Gram
     matrices of d_head x d_head, in float64. The order of the factors matters, ||AB|| is not ||BA||;
-    only the trace survives a cyclic permutation.
+    only the trace survives a cyclic permutation. NaN where a head is dead, its norm 0.
 
     Cost: heads^2 x d_head^3 + heads^2 x d_model x d_head^2; no d_model x d_model matrix.
     """
@@ -565,7 +565,7 @@ def composition_scores(
     product = (gram_V @ X * (X @ gram_other[:, None])).sum((-1, -2))
     size_1 = (gram_V * (W_O @ W_O.mT)).sum((-1, -2))
     size_2 = ((read.mT @ read) * gram_other).sum((-1, -2))
-    return (product / (size_2[:, None] * size_1)).sqrt()
+    return (product.clamp(min=0) / (size_2[:, None] * size_1)).sqrt()  # rounding can make it < 0
 
 
 def first_published_scores(W_V: Tensor, W_O: Tensor, read: Tensor, other: Tensor) -> Tensor:
@@ -643,7 +643,10 @@ def match_eigenvalues(large: Tensor, small: Tensor) -> tuple[float, float]:
 
 
 def copy_score(eigenvalues: Tensor) -> Float[Tensor, "..."]:
-    """Re(sum l) / sum |l| over the last axis, in [-1, 1] ("One number for each head")."""
+    """Re(sum l) / sum |l| over the last axis, in [-1, 1] ("One number for each head").
+
+    NaN where every eigenvalue is 0, as those of a dead head are.
+    """
     return eigenvalues.sum(-1).real / eigenvalues.abs().sum(-1)
 
 
@@ -663,11 +666,16 @@ def eigenvector_condition(
 
     ("Where the score can fool you".) M B^T w = l B^T w where w is an eigenvector of (B A)^T. With
     B^T = Q R the columns R w have the lengths and angles of B^T w. The same for A S, S^-1 B.
-    Large or infinite where M has no full set of eigenvectors. On the CPU; cost as the eigenvalues.
+    Large or infinite where M has no full set of eigenvectors; NaN where M = 0, as a dead head's is.
+    On the CPU; cost as the eigenvalues.
     """
-    w = torch.linalg.eig((B.double() @ A.double()).mT.cpu())[1]
+    small = (B.double() @ A.double()).mT.cpu()
+    w = torch.linalg.eig(small)[1]
     v = torch.linalg.qr(B.mT.double().cpu(), mode="r")[1].to(w.dtype) @ w
-    return torch.linalg.cond(v / v.norm(dim=-2, keepdim=True))
+    size = v.norm(dim=-2, keepdim=True)
+    unit = (v / size).where(size > 0, 0)  # a column of 0 makes the condition number infinite
+    dead = ~small.flatten(-2).any(-1)
+    return torch.linalg.cond(unit).masked_fill(dead, math.nan)
 
 
 def circuit_diagonal(
@@ -744,3 +752,11 @@ def progress(items: Sequence, what: str) -> Iterable:
 def tensor(rows) -> Tensor:
     """Rows of numbers as a float64 tensor."""
     return torch.tensor(rows, dtype=torch.float64)
+
+
+def listed(x: Tensor) -> list | float | None:
+    """The numbers of a tensor, None in place of NaN: what results files hold."""
+    if x.dim():
+        return [listed(part) for part in x]
+    value = x.item()
+    return None if math.isnan(value) else value

@@ -24,6 +24,7 @@ PART_5 = [  # (key, label, format)
      ".1f"),
     ("largest_run_through", "the largest virtual heads run through", ""),
     ("pairs_above", "scores of all three kinds above the threshold", "d"),
+    ("first_published_K_heads", "layer-0 heads that the keys read, as first published", "d"),
     ("previous_token_head", "previous-token head", ""),
     ("column.head", "layer-0 head with the highest mean Q- and K-composition", ""),
     ("column.others_max", "highest mean of any other layer-0 head", ".3f"),
@@ -69,6 +70,11 @@ PART_4 = [
 ]
 
 
+def number(x: float | None, form: str) -> str:
+    """A number for the log; "-" where there is none, as for a dead head."""
+    return "-" if x is None else format(x, form)
+
+
 def print_claims(claims: dict, lines: list[tuple], log: report.Log) -> None:
     log("== WHAT THE TEXT DERIVES FROM THESE NUMBERS")
     for key, label, form in lines:
@@ -76,11 +82,9 @@ def print_claims(claims: dict, lines: list[tuple], log: report.Log) -> None:
 
 
 def _in_words(value, form: str) -> str:
-    if value is None:
-        return "-"
     if isinstance(value, list):
         return ", ".join(value) or "none"
-    return format(value, form)
+    return number(value, form)
 
 
 # ------------------------------------------------------------------ part 5
@@ -99,10 +103,11 @@ def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
     previous = composition["prev_token"]
     return of_any_model | {
         "total_drop": total,
-        "single_share": -terms["marginal"][1] / total,
+        "single_share": -terms["marginal"][1] / total if total else None,
         "virtual_over_paper": -terms["marginal"][2] / PAPER_VIRTUAL_FALL,
         "largest_run_through": sorted({v["reader"] for v in terms["virtual_largest"]}),
         "pairs_above": sum(composition[kind]["n_above"] for kind in "QKV"),
+        "first_published_K_heads": _heads_read(composition["first_published"], "K"),
         "previous_token_head": f"0.{previous.index(max(previous))}",
         "column": _column(sections, composition["baseline"]["mean"], threshold),
         "heads_1_0_to_1_5": _first_heads(sections["attention_groups"]["tv"]),
@@ -110,14 +115,31 @@ def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
     }
 
 
+def _known(values) -> list:
+    """The values without those of dead heads, which are None."""
+    return [v for v in values if v is not None]
+
+
+def _heads_read(form: dict, kind: str) -> int:
+    """How many layer-0 heads have a score of this kind above the form's own baseline and margin."""
+    least = form["baseline"]["mean"] + form["baseline"]["margin"]
+    return sum(any(score > least for score in _known(of_head))
+               for of_head in zip(*form[kind]["scores"]))
+
+
 def _column(sections: dict, baseline: float, threshold: float) -> dict:
-    """The layer-0 head with the highest mean Q- and K-composition, and what it changes."""
+    """The layer-0 head with the highest mean Q- and K-composition, and what it changes; nothing
+    if there is none, since all heads are dead."""
     composition = sections["composition"]
     means = {kind: composition[kind]["mean_by_writer"] for kind in "QK"}
-    heads = range(len(means["Q"]))
-    column = max(heads, key=lambda h: means["Q"][h] + means["K"][h])
-    others = [of_kind[h] for of_kind in means.values() for h in heads if h != column]
-    scores = [row[column] for kind in "QK" for row in composition[kind]["scores"]]
+    both = {h: means["Q"][h] + means["K"][h] for h in range(len(means["Q"]))
+            if None not in (means["Q"][h], means["K"][h])}
+    if not both:
+        return {}
+    column = max(both, key=both.__getitem__)
+    others = [mean for of_kind in means.values() for h, mean in enumerate(of_kind)
+              if h != column and mean is not None]
+    scores = _known(row[column] for kind in "QK" for row in composition[kind]["scores"])
     changes = [row[column] for row in sections["attention_groups"]["tv_without_K_of_head"]]
     changes.sort(reverse=True)
     low, high = COUNTED_RANGE
@@ -212,11 +234,11 @@ def _eigen(sections: dict) -> dict:
     heads, rank = sections["eigen"]["heads"], sections["sizes"]["rank"]
     scores = [head["copy_score"] for head in heads]
     right = [head["positive"] / rank for head in heads]
-    negative = [h for h, score in enumerate(scores) if score < 0]
+    negative = [h for h, score in enumerate(scores) if score is not None and score < 0]
     return {
         "rest": sections["eigen"]["check"]["n_tokens"] - rank,
-        "above_0_7": sum(score > 0.7 for score in scores),
-        "at_least_0_97": sum(round(score, 3) >= 0.97 for score in scores),
+        "above_0_7": sum(score > 0.7 for score in _known(scores)),
+        "at_least_0_97": sum(round(score, 3) >= 0.97 for score in _known(scores)),
         "nearly_all_right": _names(h for h, share in enumerate(right) if share >= NEARLY_ALL),
         "most_right": _names(h for h, share in enumerate(right) if 0.5 < share < NEARLY_ALL),
         "negative": _names(negative),
@@ -226,7 +248,8 @@ def _eigen(sections: dict) -> dict:
 
 
 def _random(scores: list[float]) -> dict:
-    return {"n": len(scores), "copy_score_sd": statistics.stdev(scores)}
+    known = _known(scores)
+    return {"n": len(scores), "copy_score_sd": statistics.stdev(known) if len(known) > 1 else None}
 
 
 def _names(heads) -> list[str]:

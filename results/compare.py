@@ -304,6 +304,8 @@ def print_context(published: dict, results: dict, log: report.Log) -> None:
     log("== THE PAPER'S OWN FIGURES, OF OTHER MODELS: FOR CONTEXT, NEVER COMPARED")
     for p in published["paper"]:
         ours = look_up(results, p["beside"]) if p.get("beside") else None
+        if is_number(ours) and p.get("fall"):
+            ours = 0 - ours  # what a loss falls by is minus its change
         if isinstance(ours, float):
             ours = f"{ours:.4g}"
         log(f"    {p['what']:<52} paper {p['printed']:>12}   ours {'-' if ours is None else ours}")

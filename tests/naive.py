@@ -362,19 +362,24 @@ def named(**changes) -> dict:
 # ------------------------------------------------------------------ 4. composition
 
 
-def composition_score(W_V1, W_O1, first, second) -> float:
+def over(product: float, *norms: float) -> float | None:
+    """product / the norms; None for a dead head, whose norm is 0."""
+    return product / math.prod(norms) if all(norms) else None
+
+
+def composition_score(W_V1, W_O1, first, second) -> float | None:
     """||W_V1 W_O1 first second|| / (||first second|| ||W_V1 W_O1||), all d_model x d_model.
 
     K: first, second = W_K2, W_Q2^T;  Q: W_Q2, W_K2^T;  V: W_V2, W_O2.
     """
     wrote, reads = W_V1 @ W_O1, first @ second
-    return frobenius(wrote @ reads) / (frobenius(reads) * frobenius(wrote))
+    return over(frobenius(wrote @ reads), frobenius(reads), frobenius(wrote))
 
 
-def first_published_score(W_V1, W_O1, first, second) -> float:
+def first_published_score(W_V1, W_O1, first, second) -> float | None:
     """||second W_V1 W_O1 first|| over the same norms: the factors moved round by one."""
     wrote, reads = W_V1 @ W_O1, first @ second
-    return frobenius(second @ W_V1 @ W_O1 @ first) / (frobenius(reads) * frobenius(wrote))
+    return over(frobenius(second @ W_V1 @ W_O1 @ first), frobenius(reads), frobenius(wrote))
 
 
 def composition(w: dict, runs: list, draws: list) -> dict:
@@ -382,11 +387,8 @@ def composition(w: dict, runs: list, draws: list) -> dict:
 
     draws: four random d_model x d_head factors a pair, A, B, C, D: the score of A B^T -> C D^T.
     """
-    corrected, first = (composition_by(score, w, draws)
-                        for score in (composition_score, first_published_score))
-    for form in corrected, first:
-        ratio = form["baseline"]["sd"] / corrected["baseline"]["sd"]
-        form["baseline"] |= {"margin": 0.05 * ratio}
+    corrected = composition_by(composition_score, w, draws)
+    first = composition_by(first_published_score, w, draws, corrected["baseline"]["sd"])
     return corrected | {"first_published": first,
                         "prev_token": [mean_at_distance(runs, h, 1) for h in writers(w)],
                         "two_back": [mean_at_distance(runs, h, 2) for h in writers(w)],
@@ -395,10 +397,13 @@ def composition(w: dict, runs: list, draws: list) -> dict:
                                         for layer, h in writers(w)]}
 
 
-def composition_by(score, w: dict, draws: list) -> dict:
-    """The scores of all pairs by one form, and its random baseline."""
+def composition_by(score, w: dict, draws: list, corrected_sd: float | None = None) -> dict:
+    """The scores of all pairs by one form, and its random baseline. A score counts 0.05 above the
+    baseline's mean; in another form than the corrected one, as many standard deviations above."""
     drawn = [score(A, B.T, C, D.T) for A, B, C, D in draws]
-    form = {"baseline": {"mean": mean(drawn), "sd": standard_deviation(drawn), "n": len(drawn)}}
+    sd = standard_deviation(drawn)
+    margin = 0.05 if corrected_sd is None else 0.05 * sd / corrected_sd
+    form = {"baseline": {"mean": mean(drawn), "sd": sd, "n": len(drawn), "margin": margin}}
     factors = {"Q": lambda h: (w["W_Q"][h], w["W_K"][h].T),
                "K": lambda h: (w["W_K"][h], w["W_Q"][h].T),
                "V": lambda h: (w["W_V"][h], w["W_O"][h])}
@@ -408,16 +413,19 @@ def composition_by(score, w: dict, draws: list) -> dict:
     return form
 
 
-def score_summary(w: dict, scores: dict, mean: float, sd: float, n: int) -> dict:
+def score_summary(w: dict, scores: dict, mean: float, sd: float, n: int, margin: float) -> dict:
     """Scores of the pairs against the mean and spread of their random baseline."""
-    best, pair = max((score, pair) for pair, score in scores.items())
-    by_writer = [[score for (_, wr), score in scores.items() if wr == writer]
+    known = {pair: score for pair, score in scores.items() if score is not None}
+    by_writer = [[score for (_, wr), score in known.items() if wr == writer]
                  for writer in writers(w)]
-    return {"scores": table(w, scores), "max": best, "max_pair": named_pair(pair),
-            "mean": sum(scores.values()) / len(scores),
-            "n_above": sum(score > mean + 0.05 for score in scores.values()),
-            "mean_by_writer": [sum(column) / len(column) for column in by_writer],
-            "z": table(w, {pair: (score - mean) / sd for pair, score in scores.items()})}
+    best = max(known, key=known.get, default=None)
+    return {"scores": table(w, scores), "max": known.get(best),
+            "max_pair": named_pair(best) if best else {"reader": None, "writer": None},
+            "mean": sum(known.values()) / len(known) if known else None,
+            "n_above": sum(score > mean + margin for score in known.values()),
+            "mean_by_writer": [sum(column) / len(column) if column else None
+                               for column in by_writer],
+            "z": table(w, {pair: (score - mean) / sd for pair, score in known.items()})}
 
 
 def mean_at_distance(runs: list, head: tuple, back: int) -> float:

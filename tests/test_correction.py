@@ -40,6 +40,14 @@ def test_rank_correlation_of_what_rises_together():
     assert part5.rank_correlation(x, [[4, 3], [2, 1]]) == pytest.approx(-1)
 
 
+def test_rank_correlation_in_double_precision():
+    """Values that float32 cannot tell apart have ranks of their own, in either map."""
+    x = [[0.5 + 1e-12 * i for i in range(4)]]
+    assert part5.rank_correlation(x, [[1, 2, 3, 4]]) == pytest.approx(1)
+    assert part5.rank_correlation([[1, 2, 3, 4]], x) == pytest.approx(1)
+    assert part5.rank_correlation([[1, 3, 2, 4]], x) == pytest.approx(0.8)
+
+
 def sections(seed: int) -> dict:
     """Composition maps of 3 layer-1 and 2 layer-0 heads, and the causal tests' changes."""
     r = random.Random(seed)

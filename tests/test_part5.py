@@ -1123,14 +1123,15 @@ def article_results() -> dict:
             "layer0": {"vs_direct": -0.26, "given_other": -0.26},
             "layer1": {"vs_direct": -3.78, "given_other": -3.78}},
         "composition": {
-            "baseline": {"mean": 0.0442, "sd": 0.0, "n": 200},
+            "baseline": {"mean": 0.0442, "sd": 0.0, "n": 200, "margin": 0.05},
             "Q": kind(0.084, 3, 4, 0.042, 0,
                       [0.029, 0.041, 0.040, 0.029, 0.069, 0.046, 0.040, 0.044]),
             "K": kind(0.124, 6, 3, 0.040, 1,
                       [0.027, 0.035, 0.034, 0.035, 0.068, 0.037, 0.038, 0.041]),
             "V": kind(0.055, 1, 5, 0.029, 0),
             "first_published": {"Q": unknown, "K": unknown, "V": unknown,
-                                "baseline": {"mean": 0.0156, "sd": 0.0, "n": 200}},
+                                "baseline": {"mean": 0.0156, "sd": 0.0, "n": 200,
+                                             "margin": 0.0177}},
             "prev_token": [0.19, 0.06, 0.04, 0.49, 0.02, 0.15, 0.08, 0.01],
             "start_token": zeros, "two_back": zeros},
         "attention_groups": {
@@ -1151,6 +1152,24 @@ def test_the_log_has_the_articles_lines(section):
     wanted = ARTICLE_LINES[section].splitlines()
     printed = reprinted(article_results(), section)
     assert [line for line in printed if line in wanted] == wanted
+
+
+def test_each_form_is_counted_and_printed_with_its_own_margin():
+    """Model and random matrices of a size at which the two margins part."""
+    found = found_numbers(model_of("smaller"))["composition"]
+    margins = set()
+    for form in found, found["first_published"]:
+        least = form["baseline"]["mean"] + form["baseline"]["margin"]
+        margins.add(round(form["baseline"]["margin"], 3))
+        for kind in "QKV":
+            assert form[kind]["n_above"] == sum(v > least for row in form[kind]["scores"]
+                                                for v in row)
+    assert len(margins) == 2 and 0.05 in margins
+    results = article_results()
+    unknown = results["sections"]["composition"]["first_published"]["Q"]
+    results["sections"]["composition"]["first_published"]["K"] = unknown | {"n_above": 9}
+    assert ("    K-composition: max 0.000 (head 1.0 reads head 0.0), mean 0.000, pairs above "
+            "baseline + 0.018: 9 of 64") in reprinted(results, "composition")
 
 
 # ------------------------------------------------------------------ the script as a whole

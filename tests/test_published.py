@@ -17,7 +17,7 @@ import test_part4
 import circuits_part4 as part4
 import circuits_part5 as part5
 import tiny
-from results import report
+from results import compare, report
 
 PUBLISHED = pathlib.Path(part5.__file__).parent / "results" / "published"
 FILES = {name: json.loads((PUBLISHED / f"{name}.json").read_text("utf-8"))
@@ -216,6 +216,19 @@ def test_the_articles_slip_against_its_own_token_list():
     tokens = [e["value"] for part, e in ENTRIES if e["key"].startswith("at_work.ralph.tokens.")]
     assert len(tokens) - 1 - tokens.index(" Ralph") == 7
     assert published("part4", "claims.ralph.tokens_back", None)["value"] == 10
+
+
+def test_beside_the_papers_falls_stand_ours_with_the_same_sign():
+    """Every figure that the paper gives as a fall of the loss, and no other, is turned round."""
+    falls = [p["what"] for p in FILES["part5"]["paper"] if p.get("fall")]
+    assert falls == [p["what"] for p in FILES["part5"]["paper"] if p["what"].endswith(", nats")]
+    with contextlib.redirect_stdout(io.StringIO()):
+        log = report.Log()
+        compare.print_context(FILES["part5"], {"sections": {
+            "term_importance": {"marginal": [-0.6754, 0.25, 0.0], "layer0": {"vs_direct": -0.26}},
+            "model": {"n_virtual": 64}, "claims": {"first_published_K_heads": 3}}}, log)
+    ours = [line.split("   ours ")[1] for line in log.lines[1:]]
+    assert ours == ["-", "0.6754", "-0.25", "0", "64", "-", "0.26", "-", "-", "-", "3"]
 
 
 # ------------------------------------------------------------------ against a run
@@ -435,6 +448,8 @@ PART5_BY_HAND = {  # two heads a layer
                         "virtual_largest": [{"reader": "1.1"}, {"reader": "1.1"},
                                             {"reader": "1.0"}]},
     "composition": {"baseline": {"mean": 0.0625}, "prev_token": [0.1, 0.6],
+                    "first_published": {"baseline": {"mean": 0.0156, "margin": 0.0177},
+                                        "K": {"scores": [[0.0625, 0.025], [0.125, 0.03125]]}},
                     "Q": {"mean_by_writer": [0.25, 0.0625], "n_above": 2,
                           "scores": [[0.375, 0.0625], [0.125, 0.0625]]},
                     "K": {"mean_by_writer": [0.125, 0.1875], "n_above": 3,
@@ -452,6 +467,7 @@ def test_the_claims_of_part_5_by_hand():
         "thresholds": {"composition": 0.05, "loss": 0.01},
         "total_drop": 5.0, "single_share": 0.75, "full_sum_minus_model": 0.25,
         "virtual_over_paper": 0.5 / 0.3, "largest_run_through": ["1.0", "1.1"], "pairs_above": 6,
+        "first_published_K_heads": 1,  # two pairs, of one head
         "previous_token_head": "0.1",
         "column": {"head": "0.0", "others_max": 0.1875, "n_above": 3,
                    "Q_mean_above_baseline": 0.1875, "K_mean_above_baseline": 0.0625,
