@@ -17,7 +17,9 @@ import contextlib
 import math
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -300,6 +302,33 @@ def _tiles(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
+def _in_parallel(tiles: Iterable, work: Callable, take: Callable, device: torch.device) -> None:
+    """take(work(tile)) for every tile in turn, while other threads work on the next tiles.
+
+    Threads that share each small step of a tile wait for each other after each, and wait long if
+    another process has one of the processors. So every thread has whole tiles to itself, and torch
+    runs a step on one thread. As many threads as torch would use; a GPU needs none of this. Tiles
+    are taken in their order, so that the number of threads changes no bit of their sum.
+    """
+    n_threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if n_threads == 1:
+        for tile in tiles:
+            take(work(tile))
+        return
+    work, started = torch.no_grad()(work), deque()  # no_grad holds in one thread only
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(torch.set_num_threads, n_threads)
+        torch.set_num_threads(1)  # here and in threads that begin later
+        pool = ThreadPoolExecutor(n_threads)
+        at_end.callback(pool.shutdown, cancel_futures=True)  # first, after an error too
+        for tile in tiles:
+            started.append(pool.submit(work, tile))
+            if len(started) == 2 * n_threads:  # one to work on and one to be taken for each
+                take(started.popleft().result())
+        while started:
+            take(started.popleft().result())
+
+
 @dataclass(frozen=True)
 class Unembedded:
     """What one pass over the logits of a text finds. Losses are in nats, summed in float64."""
@@ -355,36 +384,79 @@ def unembed(
     targets = torch.cat([run.tokens[:, 1:], run.tokens[:, -1:]], 1).flatten()
     W_U, b_U, to_target = run.model.W_U, run.model.b_U, run.model.W_U[:, targets]
     shift = {name: (y * to_target.T).sum(-1) + b_U[targets] for name, y in x.items()}
-    sums, extremes = _sum_exponentials(run.model, x, shift, len(normed), differences, removals)
-    losses = {name: _log(sums[name], shift[name], x[name], W_U, b_U) for name in x}
-    increase = removals.loss_increase(run.model, x[last], shift[last], losses[last], to_target)
+    total = _Sums.zero(len(x) + len(removals.of), run.tokens.numel(), run.x0.device)
+    logits = _Logits(run.model, x, shift, len(normed), differences, removals)
+    _in_parallel(progress(_tiles(W_U.shape[1], TILE_COLUMNS), "unembedding"),
+                 logits.sums, total.add, run.x0.device)
+    losses = {name: _log(of_stream, shift[name], x[name], W_U, b_U)
+              for name, of_stream in zip(x, total.exponentials)}
+    increase = removals.loss_increase(total.exponentials[len(x):], run.model, x[last], shift[last],
+                                      losses[last], to_target)
     return Unembedded({name: _with_next(loss, pos) for name, loss in losses.items()},
-                      _with_next(increase, pos), extremes.difference / LOG2_E,
-                      extremes.low / LOG2_E, extremes.high / LOG2_E)
+                      _with_next(increase, pos), total.difference / LOG2_E,
+                      total.low / LOG2_E, total.high / LOG2_E)
 
 
-def _sum_exponentials(model, x: dict, shift: dict, n_normed: int, differences: dict,
-                      removals: _Removals) -> tuple[dict, _Extremes]:
-    """The sum of exp(logit - shift) over the vocabulary for every stream, and the extremes; the
-    sums of the removals are added to their own. The first n_normed streams of x are multiplied
-    with W_U, the others follow from their logits."""
-    names, extremes = list(x)[:n_normed], _Extremes()
-    sums = {name: torch.zeros_like(y, dtype=torch.float64) for name, y in shift.items()}
-    for columns in progress(_tiles(model.W_U.shape[1], TILE_COLUMNS), "unembedding"):
-        W, b = model.W_U[:, columns], model.b_U[columns]
-        W_OU = removals.W_O @ W
-        for rows in _tiles(len(x[names[0]]), TILE_ROWS):
-            bits = {name: torch.addmm(b, x[name][rows], W, beta=LOG2_E, alpha=LOG2_E)
-                    for name in names}
-            full, out = bits[names[-1]], torch.empty_like(bits[names[-1]])
-            extremes.add(bits[names[0]], full)
-            bits |= {name: (bits[i] + bits[j]).sub_(bits[k])
-                     for name, (i, j, k) in differences.items()}
-            for name, logits in bits.items():
-                logits.sub_(shift[name][rows, None], alpha=LOG2_E)
-                sums[name][rows] += torch.exp2(logits, out=out).sum(1)
-            removals.add(full, rows, W_OU, out)
-    return sums, extremes
+@dataclass
+class _Sums:
+    """What is known after some of the vocabulary. Logits are in bits, exp(x) = 2^(LOG2_E x)."""
+
+    exponentials: Float[Tensor, "loss n"]  # sum of exp(logit - shift): each stream, each removal
+    difference: float = 0.0  # the largest between the first stream's logits and the last's
+    low: float = math.inf  # of the first stream's logits
+    high: float = -math.inf
+
+    @classmethod
+    def zero(cls, n_losses: int, n: int, device: torch.device) -> _Sums:
+        return cls(torch.zeros(n_losses, n, dtype=torch.float64, device=device))
+
+    def add(self, more: _Sums) -> None:
+        self.exponentials += more.exponentials
+        self.difference = max(self.difference, more.difference)
+        self.low, self.high = min(self.low, more.low), max(self.high, more.high)
+
+    def compare(self, first: Tensor, last: Tensor) -> None:
+        if first is last:
+            return
+        self.difference = max(self.difference, (last - first).abs_().max().item())
+        self.low = min(self.low, first.min().item())
+        self.high = max(self.high, first.max().item())
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """Those of one pass: its streams, and the terms to remove from the last of n_normed."""
+
+    model: HookedTransformer
+    x: dict[str, Float[Tensor, "n d_model"]]
+    shift: dict[str, Float[Tensor, " n"]]
+    n_normed: int  # streams of x multiplied with W_U; the others follow from their logits
+    differences: dict[str, tuple[str, str, str]]
+    removals: _Removals
+
+    def sums(self, columns: slice) -> _Sums:
+        """Over these columns, in the dtype of the logits; the total of all is float64."""
+        W, b = self.model.W_U[:, columns], self.model.b_U[columns]
+        W_OU, n = self.removals.W_O @ W, len(next(iter(self.x.values())))
+        found = _Sums(W.new_empty(len(self.x) + len(self.removals.of), n))
+        for rows in _tiles(n, TILE_ROWS):
+            bits = self.tile(rows, W, b)
+            streams = [*bits.values()]
+            full = streams[self.n_normed - 1]
+            found.compare(streams[0], full)
+            out = torch.empty_like(full)
+            for name, logits, total in zip(bits, streams, found.exponentials):
+                logits.sub_(self.shift[name][rows, None], alpha=LOG2_E)
+                total[rows] = torch.exp2(logits, out=out).sum(1)
+            self.removals.sums(full, rows, W_OU, out, found.exponentials[len(bits):])
+        return found
+
+    def tile(self, rows: slice, W: Tensor, b: Tensor) -> dict[str, Tensor]:
+        """The logits of every stream, in bits."""
+        bits = {name: torch.addmm(b, self.x[name][rows], W, beta=LOG2_E, alpha=LOG2_E)
+                for name in [*self.x][:self.n_normed]}
+        return bits | {name: (bits[i] + bits[j]).sub_(bits[k])
+                       for name, (i, j, k) in self.differences.items()}
 
 
 class _Removals:
@@ -395,38 +467,22 @@ class _Removals:
         self.u = [] if z is None else (z / run.scales[-1]).flatten(1, 2)  # [term, n, d_head]
         self.W_O = cen(torch.stack([W_O[head] for head in writing])) if writing else W_O[:0, 0]
         self.of = [writing.index(head) for head in heads]  # the row of W_O for each term
-        self.sums = torch.zeros(len(heads), run.tokens.numel(), dtype=torch.float64,
-                                device=run.x0.device)
 
-    def add(self, bits: Tensor, rows: slice, W_OU: Tensor, out: Tensor) -> None:
-        """Add the exponentials of one tile of logits, shifted and in bits, without each term."""
-        for u, h, total in zip(self.u, self.of, self.sums):
+    def sums(self, bits: Tensor, rows: slice, W_OU: Tensor, out: Tensor, sums: Tensor) -> None:
+        """The exponentials of one tile of logits, shifted and in bits, without each term: into
+        these rows of sums. The tile `out` is for the steps between."""
+        for u, h, total in zip(self.u, self.of, sums):
             torch.addmm(bits, u[rows], W_OU[h], alpha=-LOG2_E, out=out)
-            total[rows] += out.exp2_().sum(1)
+            total[rows] = out.exp2_().sum(1)
 
-    def loss_increase(self, model, x: Tensor, shift: Tensor, loss: Tensor, to_target: Tensor):
-        """The loss without each term minus the loss of the stream x: [term, n]."""
+    def loss_increase(self, sums: Tensor, model, x: Tensor, shift: Tensor, loss: Tensor,
+                      to_target: Tensor) -> Tensor:
+        """The loss without each term minus the loss of the stream x: [term, n], in place."""
         W_OT = self.W_O @ to_target
-        for u, h, total in zip(self.u, self.of, self.sums):
+        for u, h, total in zip(self.u, self.of, sums):
             total.copy_(_log(total, shift, x, model.W_U, model.b_U, u, self.W_O[h]) - loss)
             total += (u * W_OT[h].T).sum(-1)
-        return self.sums
-
-
-@dataclass
-class _Extremes:
-    """The range of the first stream's logits, and their largest difference from the last's."""
-
-    difference: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-
-    def add(self, first: Tensor, last: Tensor) -> None:
-        if first is last:
-            return
-        self.difference = max(self.difference, (last - first).abs_().max().item())
-        self.low = min(self.low, first.min().item())
-        self.high = max(self.high, first.max().item())
+        return sums
 
 
 def _with_next(loss: Float[Tensor, "... n"], pos: int) -> Float[Tensor, "... batch next"]:
@@ -696,17 +752,21 @@ def self_rank(
     alone (TIE) are a tie, which is not first, so the block size changes nothing ("top-1 self" is
     rank 1, "top-5 self" rank <= 5).
 
-    Cost: head x source x n x d_head; a tile of `block` rows at a time.
+    Cost: head x source x n x d_head; a tile of `block` rows at a time and thread.
     """
-    ranks = torch.zeros(len(A), len(sources), dtype=torch.int64, device=A.device)
-    ids = sources.to(A.device)
-    for a, b, rank in progress([*zip(A, B.double(), ranks)], "places of tokens"):
-        x = a[ids].double()
-        own = (x * b[:, ids].T).sum(1) - TIE * b.norm(dim=0).max() * x.norm(dim=1)
-        for columns in _tiles(b.shape[1], 4 * TILE_COLUMNS):
-            for rows in _tiles(len(x), block):  # the token itself is one of those it counts
-                rank[rows] += (x[rows] @ b[:, columns]).ge_(own[rows, None]).sum(1).long()
-    return ranks.cpu()
+    B, ids = B.double(), sources.to(A.device)
+    rounding = TIE * B.norm(dim=1).amax(1)
+
+    def count(tile: tuple[int, Tensor]) -> Int[Tensor, " source"]:
+        head, tokens = tile
+        x, b = A[head, tokens].double(), B[head]
+        least = (x * b[:, tokens].T).sum(1) - rounding[head] * x.norm(dim=1)
+        return sum((x @ b[:, columns]).ge_(least[:, None]).sum(1)  # the token itself is counted too
+                   for columns in _tiles(b.shape[1], 4 * TILE_COLUMNS)).long()
+
+    tiles, counts = [(head, tokens) for head in range(len(A)) for tokens in ids.split(block)], []
+    _in_parallel(progress(tiles, "places of tokens"), count, counts.append, A.device)
+    return torch.cat(counts).view(len(A), len(sources)).cpu()
 
 
 def random_heads(
