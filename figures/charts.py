@@ -12,7 +12,7 @@ import textwrap
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"  # colour-blind safe, as COLOURS (Okabe and Ito) are
-CELL = (0.42, 0.28)  # inches across and down: room for a number of three decimals
+CELL = (0.45, 0.28)  # inches across and down: room for a number of three decimals
 PLAIN_CELL = (0.2, 0.2)  # of a map without numbers
 CHARACTER = 0.602 * 9 / 72  # inches that a character takes in DejaVu Sans Mono at 9 points
 MONOSPACED = {"family": "monospace", "size": 9}
@@ -92,14 +92,24 @@ def finished(figure, title: str, results: dict | None = None):
 
 
 def label(token: str, limit: int = 18) -> str:
-    """A token in quotes and in ASCII, so that every font has it; cut after `limit` characters."""
+    """A token in quotes and in ASCII, so that every font has it; cut after `limit` characters.
+
+    The quotes of a token that holds an apostrophe are curved, so that all of them can be told.
+    """
     text = ascii(token)
-    return text if len(text) <= limit + 2 else f"{text[:limit]}…{text[0]}"
+    if len(text) > limit + 2:
+        text = f"{text[:limit]}…{text[0]}"
+    return f"“{text[1:-1]}”" if text[0] == '"' else text
+
+
+def minus(number: str) -> str:
+    """A number with a minus sign in place of the hyphen."""
+    return number.replace("-", "\N{MINUS SIGN}")
 
 
 def written(value: float | None, form: str) -> str:
     """A number in the given form, and a dash where there is none."""
-    return "-" if value is None else form.format(value)
+    return "-" if value is None else minus(form.format(value))
 
 
 def ink(colour) -> str:

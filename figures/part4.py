@@ -8,7 +8,8 @@ import math
 from figures import charts
 
 DECADES = 3  # of |l| below a head's largest that its picture shows (section 6)
-ARROW = 1.9  # inches of the arrow from a prompt to the next token
+SMALL = 0.3  # shares that are all below it have a scale of their own
+ARROW = 2.3  # inches of the arrow from a prompt to the next token
 
 
 def plot_skip_trigrams(r: list[dict], results: dict):
@@ -41,6 +42,7 @@ def _write_table(ax, lefts: list[int], shown: list[dict], rows: list[list[str]])
             own = _same_word(word, t["source"])
             ax.text(x, i, cell, va="center", bbox=shade if own else None, **charts.MONOSPACED)
     ax.hlines((-1.6, -0.5, len(rows) - 0.4), 0, lefts[-1], color="black", linewidth=(1.2, 0.6, 1.2))
+    ax.vlines(lefts[7] - 1, -1.6, len(rows) - 0.4, color="black", linewidth=0.6)
 
 
 def _same_word(token: str, other: str) -> bool:
@@ -74,7 +76,8 @@ def plot_at_work(r: dict, results: dict):
               f"through {source} alone": word["pushes_through_source"]}
     charts.bars(ax, [f"0.{h}" for h in range(n)], series, "{:+.2f}")
     ax.set(xlabel="head", ylabel=f"push on the logit of {out} (logits)")
-    title = f"each head's push on {out} after {charts.label(word['tokens'][-1])}"
+    title = (f"each head's push on {out} after {charts.label(word['tokens'][-1])}, whole and "
+             f"through {source} alone")
     return charts.finished(figure, title, results)
 
 
@@ -114,9 +117,10 @@ def _draw_arrows(ax, word: dict, places: list[float]) -> None:
     start = places[-2] + len(charts.label(word["tokens"][-1])) * charts.CHARACTER / 2 + 0.1
     ax.annotate("", (start + ARROW - 0.05, 0), (start + 0.05, 0),
                 arrowprops={"arrowstyle": "-|>", "color": "black"})
-    ax.text(start + ARROW / 2, 0.12, f"{word['pushes'][head]:+.2f} logits;\nof this, "
-            f"{word['pushes_through_source'][head]:+.2f} through\n{source}", ha="center",
-            va="bottom", fontsize=9)
+    through, whole = (charts.written(word[key][head], "{:+.2f}")
+                      for key in ("pushes_through_source", "pushes"))
+    ax.text(start + ARROW / 2, 0.12, f"through {source}:\n{through} of {whole} logits",
+            ha="center", va="bottom", fontsize=9)
 
 
 def names_of_heads(results: dict) -> list[str]:
@@ -144,24 +148,21 @@ def plot_positional(r: dict, results: dict):
     if len(series) > 1:
         axes[1].get_legend().remove()
     axes[1].set_xlabel("head (* leans on position: more than 0.5 in the upper panel)")
-    return charts.finished(figure, "attention of every head 0, 1 and 2 tokens back", results)
+    return charts.finished(figure, "attention of every head 0, 1 and 2 tokens back: "
+                           f"{len(r['lean'])} of {len(heads)} lean on position", results)
 
 
 def plot_keep(r: dict, results: dict):
-    """The pushes of one head through one source after two prompts: one ratio.
-
-    Beside them, on the same scale, stands the article's example by hand.
-    """
+    """The pushes of one head through one source after two prompts: one ratio."""
     prompts = [p for p in r.get("prompts", []) if "skipped" not in p]
     if not prompts:
         return None
     source = charts.label(r["source"])
-    figure, (by_hand, ax) = charts.new_figure(12, 4.2, 1, 2, sharey=True, width_ratios=[2, 3])
-    _plot_by_hand(by_hand)
+    figure, ax = charts.new_figure(8, 4.2)
     charts.bars(ax, [_what_is_read(r, p) for p in prompts],
                 {charts.label(w): [p["through"][w] for p in prompts] for w in r["pair"]},
                 "{:+.2f}")
-    ax.set_title(f"measured: head 0.{r['head']}, through {source}", loc="left")
+    ax.set_ylabel(f"push through {source} (logits)")
     return charts.finished(figure, f"the bug of head 0.{r['head']}: one ratio after {source}, "
                            "whatever the destination", results)
 
@@ -171,18 +172,6 @@ def _what_is_read(bug: dict, prompt: dict) -> str:
     return (f"{charts.label(prompt['prompt'], 40)}\n"
             f"reads {charts.label(bug['source'])} with weight {prompt['attention']:.2f}\n"
             f"{two} / {one} = {charts.written(prompt['ratio'], '{:.2f}')}")
-
-
-def _plot_by_hand(ax) -> None:
-    """The pushes of the article's example, from its printed numbers."""
-    toy = {e["key"]: e["value"] for e in charts.published("part4_toy")["entries"]}
-    after = ("in", "at")
-    charts.bars(ax, [f"after '{b}'\nreads 'keep' with weight {toy[f'keep.weights.{b}']}"
-                     for b in after],
-                {f"'{c}'": [toy[f"keep.pushes.{b}.{c}"] for b in after]
-                 for c in ("mind", "bay")}, "{:+.1f}")
-    ax.set_title("by hand", loc="left")
-    ax.set_ylabel("push (logits)")
 
 
 def plot_eigenvalues(r: dict, results: dict):
@@ -205,10 +194,10 @@ def plot_eigenvalues(r: dict, results: dict):
     figure.supxlabel(
         "To the right: real part, upwards: imaginary part. Distance from the centre: |λ| on a\n"
         "log scale, a factor of 10 from ring to ring; the largest of the head is at the rim, and\n"
-        f"1/{10**DECADES:,} of it or less at the centre. Black: the positive real axis. Blue: real "
-        "part\nabove 0, orange: below.", fontsize=9)
+        f"1/{10**DECADES:,} of it or less at the centre. The line: the positive real axis. Blue: "
+        "real\npart above 0, orange: below.", fontsize=9)
     return charts.finished(figure, f"the {len(panels[0][1])} non-zero eigenvalues λ of every OV "
-                           "circuit", results)
+                           "circuit: those of a head that copies lie to the right", results)
 
 
 def _plot_plane(ax, values: list[list[float]], largest: float) -> None:
@@ -218,7 +207,7 @@ def _plot_plane(ax, values: list[list[float]], largest: float) -> None:
     for ring in range(1, DECADES + 1):
         colour = "black" if ring == DECADES else "0.7"
         ax.add_patch(Circle((0, 0), ring, fill=False, edgecolor=colour))
-    ax.plot((0, DECADES), (0, 0), color="black", linewidth=1.2)
+    ax.plot((0, DECADES), (0, 0), color="0.5", linewidth=0.6, zorder=1)
     dots = [_on_log_scale(*v, largest) for v in values]
     ax.scatter([x for x, _ in dots], [y for _, y in dots], s=16, alpha=0.7, linewidth=0,
                c=[charts.COLOURS[0 if re > 0 else 5] for re, _ in values], clip_on=False, zorder=3)
@@ -239,25 +228,30 @@ def plot_copy_scores(r: dict, results: dict):
     """The copy score of every head, the largest first, and the band of the random heads."""
     heads, random = names_of_heads(results), r["random"]["copy_score"]
     scores = [x["copy_score"] for x in r["heads"]]
-    order = sorted((h for h, score in enumerate(scores) if score is not None),
+    known = sorted((h for h, score in enumerate(scores) if score is not None),
                    key=scores.__getitem__, reverse=True)
-    order += [h for h, score in enumerate(scores) if score is None]
+    order = [*known, *(h for h, score in enumerate(scores) if score is None)]
     figure, ax = charts.new_figure(max(8, 0.6 * len(heads) + 1), 4.2)
     charts.bars(ax, [heads[h] for h in order], {"copy score": [scores[h] for h in order]},
                 "{:+.2f}")
     ax.axhspan(min(random), max(random), -0.01, 1.01, facecolor="0.85", edgecolor="black",
-               linestyle="--", linewidth=0.8, zorder=0, label=f"{len(random)} random heads: "
-               f"{min(random):+.3f} to {max(random):+.3f}")
+               linestyle="--", linewidth=0.8, zorder=0, label=charts.minus(
+                   f"{len(random)} random heads: {min(random):+.3f} to {max(random):+.3f}"))
     for text in ax.texts:
         text.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 0.8})
     ax.set(ylim=(-1.15, 1.15), ylabel="copy score  Σλ / Σ|λ|  (dimensionless)",
            xlabel="head (* leans on position)")
     ax.legend(handles=ax.patches[-1:], frameon=False, loc="lower right", bbox_to_anchor=(1, 1))
-    return charts.finished(figure, "the copy score of every head, against random heads", results)
+    above = sum(scores[h] > max(random) for h in known)
+    return charts.finished(figure, f"{above} of {len(scores)} heads have a copy score above those "
+                           f"of {len(random)} random heads", results)
 
 
 def plot_copying(r: list[dict], results: dict):
-    """The measures of copying side by side, one unit equally high in all."""
+    """The measures of copying side by side, one unit equally high in all.
+
+    Only shares that are all small have a scale of their own, which their title then says.
+    """
     heads, s = names_of_heads(results), results["sections"]
     first, last = r[0]["sources"]
     scores = [x["copy_score"] for x in s["eigen"]["heads"]]
@@ -272,10 +266,12 @@ def plot_copying(r: list[dict], results: dict):
     _plot_measure(top, heads, "copy score", scores, "{:+.2f}")
     top.set(ylim=(low, 1.25), ylabel="Σλ / Σ|λ|")
     for ax, (key, title) in zip(rest, shares.items()):
-        _plot_measure(ax, heads, title, [x[key] for x in r], "{:.2f}")
-        ax.set(ylim=(0, 1.25), ylabel="share")
+        values = [x[key] for x in r]
+        small = max(values) < SMALL
+        _plot_measure(ax, heads, f"{title} (enlarged)" if small else title, values, "{:.2f}")
+        ax.set(ylim=(0, 1.25 * max(*values, 0.01) if small else 1.25), ylabel="share")
     rest[-1].set_xlabel("head (* leans on position)")
-    return charts.finished(figure, "the measures of copying side by side", results)
+    return charts.finished(figure, "four measures of copying, head by head", results)
 
 
 def _plot_measure(ax, heads: list[str], title: str, values: list, form: str) -> None:
@@ -318,8 +314,9 @@ def plot_matrices(r: dict, results: dict):
         _draw_matrix(ax, m)
         values = ", ".join(charts.number(v) for v in m["eigenvalues"])
         angle = f"eigenvectors {m['angle']:.1f}° apart" if m["vectors"] else "no real eigenvector"
-        ax.set_title(f"{NAMES[name]}: score {m['copy_score']:g}\neigenvalues {values}\n{angle}\n"
-                     f"token 1 read: logits {charts.vector(m['columns'][0])}", fontsize=9)
+        ax.set_title(charts.minus(
+            f"{NAMES[name]}: score {m['copy_score']:g}\neigenvalues {values}\n{angle}\n"
+            f"token 1 read: logits {charts.vector(m['columns'][0])}"), fontsize=9)
     figure.legend(handles=axes[0].lines[1:], loc="outside lower center", ncols=3, frameon=False)
     return charts.finished(figure, "by hand: what reading a token does to two logits, and the "
                            "eigenvectors")

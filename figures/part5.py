@@ -22,12 +22,20 @@ def table_of_pairs(m: dict, values: list[list]) -> list[list]:
              for writer, v in zip(m["writers"], row)] for reader, row in zip(m["readers"], values)]
 
 
+def largest(m: dict, values: list[list]) -> tuple[str, str, float]:
+    """The pair with the largest value of a table: head that reads, head that is read, value."""
+    return max(((reader, writer, v) for reader, row in zip(m["readers"], values)
+                for writer, v in zip(m["writers"], row) if v is not None and not math.isnan(v)),
+               key=lambda pair: pair[2])
+
+
 def name_pairs(ax, m: dict, title: str) -> None:
     """The title of a map of pairs, and what its rows and columns are."""
     charts.name_axes(ax, title, f"{one_layer(m['writers'], 'head')} that is read",
                      f"{one_layer(m['readers'], 'head')} that reads")
 
 
+AFTER = "\N{RING OPERATOR}"  # between the heads of a virtual head: first the one on the right
 CENTS = "{:z.2f}"
 PAPER_TERMS = (24, 144)  # single and virtual heads of the paper's model, two layers of 12 heads
 
@@ -68,10 +76,12 @@ def plot_virtual_removed(r: dict, results: dict):
     cost = table_of_pairs(m, r["virtual_removed"])
     figure, (left, right) = charts.map_figure(cost, 1, 2, width_ratios=(1.4, 1))
     charts.heat_maps([left], [cost], m["readers"], m["writers"],
-                     "rise of the loss (nats per token)", 3, diverging=True)
-    name_pairs(left, m, "One virtual head removed from the model")
+                     "nats per token", 3, diverging=True)
+    name_pairs(left, m, "Without one virtual head\nthe loss rises by")
     _plot_virtual_added(right, r, one_layer(m["writers"], "first head"))
-    return charts.finished(figure, "what the virtual heads are worth, one by one and together",
+    reader, writer, rise = largest(m, cost)
+    return charts.finished(figure, f"of all virtual heads {reader} {AFTER} {writer} costs most "
+                           f"when removed, {charts.written(rise, '{:+.3f}')} nats per token",
                            results)
 
 
@@ -81,8 +91,8 @@ def _plot_virtual_added(ax, r: dict, reading: str) -> None:
     error = r["marginal_se"] and [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]]
     charts.bars(ax, ["all of it", "the start\ntoken", "real\ntokens"], {"": fall},
                 errors={"": error})
-    ax.set(title="Added to direct path\nand single heads", xlabel=f"what the {reading}s read",
-           ylabel=f"fall of the loss (nats per token){_spread(r)}")
+    ax.set(title="With all of them added to\ndirect path and single heads\nit falls by",
+           xlabel=f"what the {reading}s read", ylabel=f"nats per token{_spread(r)}")
 
 
 def plot_composition(r: dict, results: dict):
@@ -90,8 +100,10 @@ def plot_composition(r: dict, results: dict):
     m = results["sections"]["model"]
     figure, axes = charts.map_figure(r["Q"]["scores"], 1, 3)
     _composition_maps(axes, r, m, "")
-    return charts.finished(figure, "composition scores minus the random baseline (framed: by more "
-                           f"than {r['baseline']['margin']})", results)
+    counts = [f"{len(ax.patches)} {kind}-" for ax, kind in zip(axes, "QKV")]
+    return charts.finished(figure, f"{counts[0]}, {counts[1]} and {counts[2]}composition scores "
+                           "exceed the random baseline by more than "
+                           f"{r['baseline']['margin']} (framed)", results)
 
 
 def plot_first_published(r: dict, results: dict):
@@ -142,7 +154,14 @@ def plot_attention_groups(r: dict, results: dict):
                                    "without K terms": tv["without_K"]})
     ax.set(xlabel=one_layer(m["readers"], "head"), ylim=(0, 1.05),
            ylabel="total variation of the pattern (0 to 1)")
-    return charts.finished(figure, "change of the patterns without Q- or K-composition", results)
+    return charts.finished(figure, f"{_more(tv['without_K'], tv['without_Q'])} of "
+                           f"{len(m['readers'])} patterns change more without K terms than "
+                           "without Q terms", results)
+
+
+def _more(values: list, others: list) -> int:
+    """How many values are larger than the other one, where both are defined."""
+    return sum(a > b for a, b in zip(values, others) if None not in (a, b))
 
 
 def plot_without_K_of_head(r: dict, results: dict):
@@ -154,7 +173,9 @@ def plot_without_K_of_head(r: dict, results: dict):
                      "total variation of the pattern\n(0 to 1)")
     ax.set(xlabel=f"{one_layer(m['writers'], 'head')} whose K term alone is removed",
            ylabel=f"{one_layer(m['readers'], 'head')} whose\npattern changes")
-    return charts.finished(figure, "change of the patterns without one head's K term", results)
+    reader, writer, change = largest(m, tv)
+    return charts.finished(figure, f"the pattern of head {reader} changes most, by {change:.2f}, "
+                           f"without the K term of head {writer}", results)
 
 
 def plot_virtual_heads(r: dict, results: dict):
@@ -166,9 +187,9 @@ def plot_virtual_heads(r: dict, results: dict):
     figure, axes = charts.map_figure(past[0], 1, 2, charts.PLAIN_CELL)
     charts.heat_maps(axes, past, tokens, tokens, "weight (share of a row)", None)
     for ax, (reason, v) in zip(axes, chosen.items()):
-        charts.name_axes(ax, f"{v['reader']} o {v['writer']}: {reason}", "token read (key)",
+        charts.name_axes(ax, f"{v['reader']} {AFTER} {v['writer']}: {reason}", "token read (key)",
                          "token that reads (query)")
-    return charts.finished(figure, "two virtual heads, their pattern A^h2 A^h1 on the first "
+    return charts.finished(figure, "two virtual heads, their pattern Aʰ² Aʰ¹ on the first "
                            f"{len(tokens)} tokens", results)
 
 
@@ -178,15 +199,35 @@ def _past(pattern: list[list[float]]) -> list[list[float]]:
 
 
 def plot_induction(r: dict, results: dict):
-    """The induction score of every head, layer by layer."""
-    layers = len(r["score"])
-    figure, axes = charts.new_figure(6 * layers, 3.8, 1, layers, sharey=True, squeeze=False)
-    for layer, (ax, score, sd) in enumerate(zip(axes[0], r["score"], r["score_sd"])):
+    """The induction score of every head: a row per layer, only as high as its scores need.
+
+    One unit is equally high in all.
+    """
+    tops = [_room(*of_layer) for of_layer in zip(r["score"], r["score_sd"])]
+    figure, axes = charts.new_figure(max(8, 1 + 0.2 * len(r["score"][0])),
+                                     1.5 + 0.4 * len(tops) + 2.4 * sum(tops), len(tops),
+                                     height_ratios=tops, squeeze=False)
+    for layer, (ax, top, score, sd) in enumerate(zip(axes[:, 0], tops, r["score"], r["score_sd"])):
         charts.bars(ax, [f"{layer}.{h}" for h in range(len(score))], {"": score}, errors={"": sd})
-        ax.set(title=f"layer {layer}", xlabel="head", ylim=(0, 1.05))
-    axes[0, 0].set_ylabel("induction score (share of attention)")
-    return charts.finished(figure, f"induction scores on {r['n_rows']} sequences of {r['n_ids']} "
-                           "random tokens, twice (± standard deviation)", results)
+        ax.set(ylabel=f"layer {layer}", ylim=(0, top), yticks=[0, *_ticks(top)])
+    ax.set_xlabel(f"head (± standard deviation over {r['n_rows']} sequences of {r['n_ids']} random "
+                  "tokens, twice)")
+    figure.supylabel("induction score (share of attention)", fontsize=10)
+    score, head = max((v, f"{layer}.{h}") for layer, row in enumerate(r["score"])
+                      for h, v in enumerate(charts.without_gaps(row)))
+    return charts.finished(figure, f"head {head} has the largest induction score, {score:.2f}",
+                           results)
+
+
+def _room(score: list, sd: list) -> float:
+    """How far the axis of these scores reaches, with room for the numbers at the bars."""
+    ends = [s + d for s, d in zip(charts.without_gaps(score), charts.without_gaps(sd))]
+    return min(max(0.25, max(ends) + 0.15), 1.1)
+
+
+def _ticks(top: float) -> list[float]:
+    """The marks of an axis above zero: 0.2, 0.4, ..."""
+    return [mark / 10 for mark in range(2, math.floor(10 * top) + 1, 2)]
 
 
 # ------------------------------------------------------------------ the toy model

@@ -141,8 +141,9 @@ def test_pushes(n_heads):
     assert [t for t in shown if t.startswith("'")] == [
         charts.label(t) for t in [*word["tokens"], "alph"]]
     assert f"head 0.{n_heads - 1} reads ' Ralph' with weight {word['attention']:.2f}" in shown
-    assert (f"{word['pushes'][-1]:+.2f} logits;\nof this, "
-            f"{word['pushes_through_source'][-1]:+.2f} through\n' Ralph'") in shown
+    through, whole = (charts.minus(f"{word[key][-1]:+.2f}")
+                      for key in ("pushes_through_source", "pushes"))
+    assert f"through ' Ralph':\n{through} of {whole} logits" in shown
 
 
 def test_no_picture_of_a_word_that_was_skipped():
@@ -163,17 +164,15 @@ def test_attention_by_distance_is_on_one_scale():
     assert len(heights(plotted(results, "positional").axes[1])) == 1
 
 
-def test_the_bug_beside_the_articles_example_by_hand():
+def test_the_bug_is_one_ratio_in_both_prompts():
     results = made(2)
     r = results["sections"]["keep"]
-    figure = plotted(results, "keep")
-    assert heights(figure.axes[0]) == [[1.0, 1.6], [3.0, 4.8]]  # the article's, by hand
-    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
-    assert heights(figure.axes[1]) == [[p["through"][w] for p in r["prompts"]] for w in r["pair"]]
-    for text, p in zip(x_labels(figure.axes[1]), r["prompts"]):
+    ax, = plotted(results, "keep").axes
+    assert heights(ax) == [[p["through"][w] for p in r["prompts"]] for w in r["pair"]]
+    for text, p in zip(x_labels(ax), r["prompts"]):
         assert f"weight {p['attention']:.2f}" in text and "'$$' / ' mind' = 3.00" in text
     r["prompts"][0]["ratio"] = None  # no push on the first word: no ratio
-    assert x_labels(plotted(results, "keep").axes[1])[0].endswith("'$$' / ' mind' = -")
+    assert x_labels(plotted(results, "keep").axes[0])[0].endswith("'$$' / ' mind' = -")
     r["prompts"] = [{"prompt": p["prompt"], "skipped": "no"} for p in r["prompts"]]
     assert plotted(results, "keep") is None
 
@@ -200,7 +199,7 @@ def test_the_dots_are_the_eigenvalues(n_heads):
                 assert math.hypot(real, imag) <= top * 10**-pictures.DECADES
             rgb = matplotlib.colors.to_rgb(charts.COLOURS[0 if real > 0 else 5])
             assert colour[:3] == pytest.approx(rgb)
-        assert f"copy score {score:+.2f}" in ax.get_title()
+        assert charts.minus(f"copy score {score:+.2f}") in ax.get_title()
     assert "random" in axes[-1].get_title() and "head 0.0:" in axes[0].get_title()
 
 
@@ -213,7 +212,7 @@ def test_copy_scores_fall_and_the_band_is_that_of_the_random_heads():
     assert [scores[name] for name in x_labels(ax)] == heights(ax)[0]
     band = ax.patches[-1]
     assert (band.get_y(), band.get_height()) == pytest.approx((-0.035, 0.105))
-    assert "3 random heads: -0.035 to +0.070" in ax.get_legend().get_texts()[0].get_text()
+    assert "3 random heads: −0.035 to +0.070" in ax.get_legend().get_texts()[0].get_text()
 
 
 def test_the_measures_of_copying_have_one_unit():
@@ -227,6 +226,18 @@ def test_the_measures_of_copying_have_one_unit():
     assert units == pytest.approx(units[:1] * 4, rel=0.02)
     assert "all 48,262 tokens" in figure.axes[1].get_title("left")
     assert "tokens 1,000 to 2,999" in figure.axes[2].get_title("left")
+
+
+def test_shares_that_are_all_small_are_enlarged():
+    results = made(8)
+    for x in results["sections"]["copying"]:
+        x["top1"] /= 10
+    axes = plotted(results, "copying").axes
+    assert ["(enlarged)" in ax.get_title("left") for ax in axes] == [False, False, True, False]
+    assert max(heights(axes[2])[0]) > 0.7 * axes[2].get_ylim()[1]
+    for x in results["sections"]["copying"]:
+        x["top1"] = 0.0
+    assert collisions(plotted(results, "copying")) == []
 
 
 def toy_results() -> dict:
@@ -247,8 +258,8 @@ def test_the_toys_figures():
     assert a > c and b < d  # mind after in, bay after at
     titles = [ax.get_title() for ax in matrices.axes]
     assert ["90.0°" in t for t in titles] == [True, True, False, False]
-    assert "8.1° apart\ntoken 1 read: logits (-1, -1)" in titles[3]
-    assert "eigenvalues 3, 1" in titles[0] and "eigenvalues +i, -i" in titles[2]
+    assert "8.1° apart\ntoken 1 read: logits (−1, −1)" in titles[3]
+    assert "eigenvalues 3, 1" in titles[0] and "eigenvalues +i, −i" in titles[2]
     arrows = [[t.xy for t in ax.texts] for ax in matrices.axes]
     assert arrows == [[(2, 1), (1, 2)], [(0, 1), (1, 0)], [(0, 1), (-1, 0)], [(-1, -1), (6, 4)]]
     eigenvectors = [[line.get_xy2() for line in ax.lines if line.get_linestyle() == "--"]

@@ -131,8 +131,8 @@ def ticks(axis) -> list[str]:
 
 
 def rounded(values, digits: int) -> list[str]:
-    """As the log prints them; no minus before zero."""
-    return [f"{round(v, digits) + 0:.{digits}f}" for v in np.ravel(values)]
+    """As the log prints them, with a real minus; none before zero."""
+    return [charts.minus(f"{round(v, digits) + 0:.{digits}f}") for v in np.ravel(values)]
 
 
 # ------------------------------------------------------------------ every figure
@@ -189,8 +189,7 @@ def test_one_layer_has_no_picture_of_pairs():
     assert len(figures["part5_induction"].axes) == 1
 
 
-@pytest.mark.parametrize("n_heads", [3, 12])
-@pytest.mark.parametrize("n_layers", [3, 4])
+@pytest.mark.parametrize("n_layers, n_heads", [(3, 3), (4, 3), (4, 9)])
 def test_more_layers(n_layers, n_heads):
     results = random_results(n_heads, n_layers=n_layers)
     figures, m = drawn(results), results["sections"]["model"]
@@ -232,7 +231,7 @@ def test_term_importance_beside_the_papers():
     close(heights(ours), [-x for x in r["marginal"]])
     close(half_lengths(ours), r["marginal_se"])
     assert paper.errorbar is None
-    assert cells(figure.axes[0]) == papers + ["0.68", "4.04", "-0.20"]
+    assert cells(figure.axes[0]) == papers + ["0.68", "4.04", "−0.20"]
     assert (paper.get_label(), ours.get_label()) == ("the paper's model", "this model")
     assert "nats per token)\n± standard error, 12 sequences" in figure.axes[0].get_ylabel()
     assert "16 here, 24" in ticks(figure.axes[0].xaxis)[1] and "64 here, 144" in ticks(
@@ -252,8 +251,24 @@ def test_virtual_heads_removed_and_split():
     (found,) = bars_of(right)
     close(heights(found), [-0.2, 0.9, -0.07])
     close(half_lengths(found), [r["marginal_se"][2], r["start_delta_se"], r["real_delta_se"]])
-    assert cells(right) == ["-0.20", "0.90", "-0.07"]
+    assert cells(right) == ["−0.20", "0.90", "−0.07"]
     assert "nats per token" in right.get_ylabel() and "nats per token" in bar.get_ylabel()
+
+
+def test_titles_say_what_is_seen():
+    results = random_results(8)
+    s = results["sections"]
+    cost = np.array(s["term_importance"]["virtual_removed"])
+    reader, writer = np.unravel_index(cost.argmax(), cost.shape)
+    title = figure_of("part5_virtual_removed", results).get_suptitle().replace("\n", " ")
+    assert f"1.{reader} ∘ 0.{writer} costs most when removed, +{cost.max():.3f}" in title
+    tv = s["attention_groups"]["tv"]
+    more = int(np.sum(np.array(tv["without_K"]) > tv["without_Q"]))
+    title = figure_of("part5_attention_groups", results).get_suptitle()
+    assert f"{more} of 8 patterns change more without K terms" in title
+    counts = [int(np.sum(np.array(s["composition"][k]["scores"]) > 0.0442 + 0.05)) for k in "QKV"]
+    title = figure_of("part5_composition", results).get_suptitle()
+    assert "{} Q-, {} K- and {} V-composition".format(*counts) in title
 
 
 def of_composition(axes, s: dict, least: float = 0.05) -> None:
@@ -319,7 +334,7 @@ def test_patterns_of_two_virtual_heads():
     *axes, _ = figure_of("part5_virtual_heads", results).axes
     s = results["sections"]["virtual_heads"]
     past = np.tril(np.ones((24, 24), dtype=bool))
-    for ax, key, name in zip(axes, ("most_important", "most_two_back"), ("1.7 o 0.0", "1.0 o 0.7")):
+    for ax, key, name in zip(axes, ("most_important", "most_two_back"), ("1.7 ∘ 0.0", "1.0 ∘ 0.7")):
         close(map_of(ax)[past], np.array(s[key]["map"])[past])
         assert np.isnan(map_of(ax)[~past]).all() and ax.get_title().startswith(name)
         close(ax.collections[0].get_clim(), (0, 1))
@@ -336,7 +351,21 @@ def test_induction_scores():
         close(half_lengths(bar), r["score_sd"][layer])
         assert cells(ax) == rounded(r["score"][layer], 2)
         assert ticks(ax.xaxis) == [f"{layer}.{h}" for h in range(8)]
-    assert "8 sequences of 50 random tokens" in figure.get_suptitle()
+        assert ax.get_ylabel() == f"layer {layer}"
+    assert "8 sequences of 50 random tokens" in ax.get_xlabel()
+    units = [ax.bbox.height / ax.get_ylim()[1] for ax in figure.axes]
+    assert units == pytest.approx(units[:1] * 2, rel=0.02)
+    best = np.unravel_index(np.argmax(r["score"]), (2, 8))
+    assert f"head {best[0]}.{best[1]} has the largest" in figure.get_suptitle()
+
+
+def test_a_layer_without_induction_has_a_small_panel():
+    results = random_results(8)
+    results["sections"]["induction"]["score"][0] = results["sections"]["induction"][
+        "score_sd"][0] = [0.0] * 8
+    figure = figure_of("part5_induction", results)
+    nothing_in_the_way(figure)
+    assert [round(ax.get_ylim()[1], 2) for ax in figure.axes][0] == 0.25
 
 
 # ------------------------------------------------------------------ the toy
@@ -381,8 +410,8 @@ def test_the_toys_patterns():
 
 @pytest.mark.parametrize("token, wanted", [
     ("$$", "'$$'"), ("\n", r"'\n'"), (" a", "' a'"), ("漢", r"'\u6f22'"), ("\ufffd", r"'\ufffd'"),
-    ("\u202e", r"'\u202e'"), ("", "''"), ("'", "\"'\""), ("x" * 18, f"'{'x' * 18}'"),
-    ("x" * 19, f"'{'x' * 17}…'")])
+    ("\u202e", r"'\u202e'"), ("", "''"), ("'", "“'”"), ("'" + "x" * 18, f"“'{'x' * 16}…”"),
+    ('"', "'\"'"), ("x" * 18, f"'{'x' * 18}'"), ("x" * 19, f"'{'x' * 17}…'")])
 def test_label(token, wanted):
     assert charts.label(token) == wanted
 
@@ -403,7 +432,7 @@ def test_a_map_grows_with_its_table(n):
     charts.heat_maps(axes, [table] * 3, names, names, "scores", 3, diverging=True)
     nothing_in_the_way(charts.finished(figure, "maps"))
     for ax in axes:
-        assert cells(ax) == ["-", *["-0.123"] * (n**2 - 2)]
+        assert cells(ax) == ["-", *["−0.123"] * (n**2 - 2)]
         width, height = ax.bbox.width / n, ax.bbox.height / n
         of_map = [t for t in figure.texts if t.get_transform() == ax.transData]
         assert all(box.width < width and box.height < height
