@@ -373,6 +373,7 @@ def compute_positional(a: Analysis, results: dict) -> dict:
     return {"query": query, "from_positions": near.tolist(),
             "lean": [h for h, x in enumerate(weight.tolist()) if x > POSITIONAL_SHARE],
             "on_text": torch.stack(on_text, -1).tolist(),
+            "start_token": a.run.patterns[0, ..., 0].mean((-1, -2)).tolist(),
             "ov": [row({"head": None if a.heads_by_rule else head, "source": word}, top_out, a,
                        head, place, word, leaning) for head, place, word in OV_ROWS]}
 
@@ -454,6 +455,7 @@ def bug_prompt(a: Analysis, head: int, source: int, prompt: str) -> dict:
     return {"attention": run.patterns[0, head, 0, -1, here].sum().item(), "through": through,
             "ratio": through[pair[1]] / through[pair[0]] if through[pair[0]] else None,
             "whole": {w: x[head].sum().item() for w, x in by_source.items()},
+            "direct": {w: common.direct_push(run, i) for w, i in ids.items()},
             "p": {w: p[i].item() for w, i in ids.items()}, "top3": top_tokens(a.model, p, 3),
             "other_head": other, "push_of_other": on_first[other]}
 
@@ -657,6 +659,24 @@ def telling_tokens(a: Analysis, head: int, kind: str) -> list[dict]:
              "first": top_tokens(a.model, a.A[head, ids[i]] @ a.B[head], 1)[0]} for i in best[:3]]
 
 
+def worth(change: Float[Tensor, " sample"]) -> dict:
+    """What the loss rises by without a head, and its standard error; None for one sample."""
+    increase, se = change.mean().item(), None
+    if len(change) > 1:
+        se = change.std().item() / len(change) ** 0.5
+    return {"loss_increase": increase, "loss_increase_se": se,
+            "matters": se is not None and increase - 2 * se > MATTERS}
+
+
+def copies(a: Analysis, head: int, measures: dict) -> dict:
+    """Whether a head copies, and where the measures of it disagree; a dead one has no score."""
+    if measures["copy_score"] is None:
+        return {"copies": None, "disagree": []}
+    return {"copies": measures["copy_score"] > COPIES,
+            "disagree": [{"measures": d.measures, "tokens": telling_tokens(a, head, d.tokens)}
+                         for d in DISAGREEMENTS if d.applies(measures)]}
+
+
 def compute_beyond(a: Analysis, results: dict) -> dict:
     run, m = a.run, a.model
     z = common.attend(run.patterns[0], cen(run.x0) / run.scales[0], m.W_V[0])
@@ -664,21 +684,11 @@ def compute_beyond(a: Analysis, results: dict) -> dict:
                            heads=[(0, h) for h in range(len(z))])
     increases = found.loss_increase  # [head, batch, next]
     change = increases.mean(-1) if len(run.tokens) > 1 else increases[:, 0]
-    increase = change.mean(-1).tolist()
-    se = [None] * len(z)
-    if change.shape[-1] > 1:
-        se = (change.std(-1) / change.shape[-1] ** 0.5).tolist()
     condition = common.eigenvector_condition(a.A, a.B).tolist()
-    s, heads = results["sections"], []
-    for h, (eigen, copying) in enumerate(zip(s["eigen"]["heads"], s["copying"])):
-        dead = eigen["copy_score"] is None
-        heads.append({
-            "condition": condition[h] if math.isfinite(condition[h]) else None,
-            "loss_increase": increase[h], "loss_increase_se": se[h],
-            "copies": None if dead else eigen["copy_score"] > COPIES,
-            "matters": se[h] is not None and increase[h] - 2 * se[h] > MATTERS,
-            "disagree": [{"measures": d.measures, "tokens": telling_tokens(a, h, d.tokens)}
-                         for d in DISAGREEMENTS if not dead and d.applies(eigen | copying)]})
+    s = results["sections"]
+    heads = [{"condition": condition[h] if math.isfinite(condition[h]) else None,
+              **worth(change[h]), **copies(a, h, eigen | copying)}
+             for h, (eigen, copying) in enumerate(zip(s["eigen"]["heads"], s["copying"]))]
     return {"heads": heads, "loss_model": found.losses["model"].mean().item(),
             "n": change.shape[-1], "n_of": "sequences" if len(run.tokens) > 1 else "tokens"}
 
@@ -690,16 +700,7 @@ def print_beyond(r: dict, results: dict, log: report.Log) -> None:
         "nats per token; a head is removed with patterns and scales kept (+- standard error over "
         f"{r['n']:,} {r['n_of']})")
     for h, x in enumerate(r["heads"]):
-        condition = "infinite"
-        if x["condition"] is not None or x["copies"] is None:  # a dead head has neither
-            condition = number(x["condition"], ",.0f")
-        log(f"  head 0.{h}: condition number of the eigenvectors {condition} (1 if orthogonal); "
-            f"loss without it {x['loss_increase']:+.3f} +- "
-            f"{number(x['loss_increase_se'], '.3f')}")
-        for d in x["disagree"]:
-            shown = ", ".join(f"{t['source']!r} {t['diagonal']:+.2f} (its own place {t['rank']:,}, "
-                              f"first {t['first']!r})" for t in d["tokens"]) or "none tested"
-            log(f"    {d['measures']}: {shown}")
+        _print_worth(h, x, log)
     log(f"  copies: score above {COPIES}; matters: loss without it more than {MATTERS} up, by two "
         "standard errors")
     for text, copies, matters in (
@@ -708,6 +709,18 @@ def print_beyond(r: dict, results: dict, log: report.Log) -> None:
         heads = [f"0.{h}" for h, x in enumerate(r["heads"])
                  if (x["copies"], x["matters"]) == (copies, matters)]
         log(f"    {text}: {', '.join(heads) or 'none'}")
+
+
+def _print_worth(h: int, x: dict, log: report.Log) -> None:
+    condition = number(x["condition"], ",.0f")
+    if x["condition"] is None and x["copies"] is not None:  # a dead head has none
+        condition = "infinite"
+    log(f"  head 0.{h}: condition number of the eigenvectors {condition} (1 if orthogonal); loss "
+        f"without it {x['loss_increase']:+.3f} +- {number(x['loss_increase_se'], '.3f')}")
+    for d in x["disagree"]:
+        shown = ", ".join(f"{t['source']!r} {t['diagonal']:+.2f} (its own place {t['rank']:,}, "
+                          f"first {t['first']!r})" for t in d["tokens"]) or "none tested"
+        log(f"    {d['measures']}: {shown}")
 
 
 # ------------------------------------------------------------------ the reader's own

@@ -106,6 +106,7 @@ class Analysis:
         """Each part of the virtual heads' sum, alone on top of order <= 1."""
         start, real = self.from_source
         streams["start"] = streams["order 1"] + start
+        differences["direct and start"] = ("order 0", "start", "order 1")
         if self.choices["bias_is_moved"]:  # is in order 2 too: start and real are not all of it
             streams["real"] = streams["order 1"] + real
         else:
@@ -229,8 +230,27 @@ def compute_term_importance(a: Analysis, results: dict) -> dict:
         "loss_model": loss["model"].mean().item(), "loss_model_se": mean_se(loss["model"])[1],
         "n_sequences": len(a.run.tokens), "marginal": marginal, "marginal_se": marginal_se,
         "per_term": [change / n for change, n in zip(marginal, m["n_by_order"])],
-        **_layer_split(loss, m["n_layers"]), **_source_split(a, loss), **_removals(a),
+        "logit_sd_by_order": _logit_deviations(a), **_layer_split(loss, m["n_layers"]),
+        **_source_split(a, loss), **_start_as_direct(a, loss), **_removals(a),
     }
+
+
+def _logit_deviations(a: Analysis) -> list[float]:
+    """Standard deviation over the vocabulary of the logits of all terms up to each order, the mean
+    over positions: how flat the logits of a partial sum are."""
+    orders = range(len(a.run.patterns) + 1)
+    normed = torch.stack([a.run.final_norm(a.paths.stream(n)) for n in orders])
+    return common.logit_deviation(a.run.model, normed).tolist()
+
+
+def _start_as_direct(a: Analysis, loss: dict[str, torch.Tensor]) -> dict:
+    """The losses by order, with what the virtual heads do from the start token counted with the
+    direct path; nothing without virtual heads."""
+    if not a.pairs:
+        return {}
+    rest = [f"order {n}" for n in range(2, len(a.run.patterns) + 1)]
+    return {"loss_by_order_start_direct": [loss[key].mean().item()
+                                           for key in ("direct and start", "start", *rest)]}
 
 
 def _layer_split(loss: dict[str, torch.Tensor], n_layers: int) -> dict:
@@ -336,7 +356,9 @@ def compute_composition(a: Analysis, results: dict) -> dict:
         args = (*writing, reading[kind], reading[other])
         out[kind] = _score_summary(common.composition_scores(*args), out["baseline"], m)
         first[kind] = _score_summary(common.first_published_scores(*args), first["baseline"], m)
-    return out | {"first_published": first} | quick(a)["composition"]
+    share = common.constant_share(a.paths.z_single[0], model.W_O[0])
+    return out | {"first_published": first, "constant_share": common.listed(share)} | quick(a)[
+        "composition"]
 
 
 def first_row(a: Analysis) -> int:

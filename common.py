@@ -272,6 +272,12 @@ def virtual_from(paths: Paths, source: slice, bias: bool = False) -> Tensor:
     return twice
 
 
+def direct_push(run: FrozenRun, out: int) -> float:
+    """The push of the direct path, embedding + position, on one logit at the last position:
+    cen(x0) W_U[:, out] / s_final, as the push of a head in `pushes`, without b_O and b_U."""
+    return (run.final_norm(run.x0)[0, -1] @ run.model.W_U[:, out]).item()
+
+
 def pushes(run: FrozenRun, out: int) -> Float[Tensor, "head source"]:
     """The push of every head on one logit at the last position, through each source position.
 
@@ -483,6 +489,44 @@ class _Removals:
             total.copy_(_log(total, shift, x, model.W_U, model.b_U, u, self.W_O[h]) - loss)
             total += (u * W_OT[h].T).sum(-1)
         return sums
+
+
+@torch.no_grad()
+def logit_deviation(
+    model: HookedTransformer, normed: Float[Tensor, "stream ... d_model"]
+) -> Float[Tensor, " stream"]:
+    """Standard deviation over the vocabulary of the logits x W_U + b_U, the mean over positions.
+
+    The variance of a position's logits is [x 1] C [x 1]^T, C the covariance of the columns of
+    [W_U; b_U] over the vocabulary, so no logits are needed. Exact up to rounding.
+
+    Args:
+        normed: run.final_norm(stream) of several streams.
+
+    Cost: d_vocab x d_model^2 multiplications once, and d_model^2 for each position and stream.
+    """
+    with_bias = torch.cat([model.W_U, model.b_U[None]])  # [d_model + 1, d_vocab]
+    with_bias = with_bias - with_bias.mean(1, keepdim=True)
+    covariance = (with_bias @ with_bias.T / with_bias.shape[1]).double()
+    deviation = []
+    for stream in normed:
+        x = torch.cat([stream, torch.ones_like(stream[..., :1])], -1).double()
+        variance = (x @ covariance * x).sum(-1)
+        deviation.append(variance.clamp(min=0).sqrt().mean())
+    return torch.stack(deviation)
+
+
+def constant_share(
+    z: Float[Tensor, "head ... d_head"], W_O: Float[Tensor, "head d_head d_model"]
+) -> Float[Tensor, " head"]:
+    """|m|^2 / mean over positions of |o|^2, o = z W_O what a head writes and m its mean.
+
+    The share of the mean square of its output that its mean over all positions explains: 1 if the
+    head writes the same at every position. NaN for a head that writes nothing.
+    """
+    z, W_O = z.double().flatten(1, -2), W_O.double()
+    square = ((z @ (W_O @ W_O.mT)) * z).sum(-1).mean(-1)
+    return (z.mean(1, keepdim=True) @ W_O).square().sum((-1, -2)) / square
 
 
 def _with_next(loss: Float[Tensor, "... n"], pos: int) -> Float[Tensor, "... batch next"]:

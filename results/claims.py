@@ -7,10 +7,12 @@ needs were skipped. Every claim is printed on a line of its own, in the order of
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 
 from results import compare, report
 
 PAPER_VIRTUAL_FALL = 0.3  # nats that the virtual heads give in the paper's own model (part 5)
+NEAR_BASELINE = 0.02  # composition scores no further from the random baseline: "near" (part 5)
 COUNTED_RANGE = (0.35, 0.46)  # changes of a pattern that part 5 counts, at two decimals
 FIRST_HEADS = range(6)  # layer-1 heads 1.0 to 1.5, whose changes part 5 bounds
 BOUNDED_HEADS = (0, 3, 4)  # copying heads whose weight on near tokens part 4 bounds
@@ -23,7 +25,11 @@ PART_5 = [  # (key, label, format)
     ("virtual_over_paper", f"fall through virtual heads over the paper's {PAPER_VIRTUAL_FALL}",
      ".1f"),
     ("largest_run_through", "the largest virtual heads run through", ""),
+    ("logit_sd_by_order", "standard deviation of the logits, order by order", ".2f"),
+    ("loss_by_order_start_direct", "loss by order, the start-token part of the virtual heads "
+     "counted with the direct path", ".2f"),
     ("pairs_above", "scores of all three kinds above the threshold", "d"),
+    ("near_baseline", f"scores of all three kinds within {NEAR_BASELINE} of the baseline", "d"),
     ("first_published_K_heads", "layer-0 heads that the keys read, as first published", "d"),
     ("previous_token_head", "previous-token head", ""),
     ("column.head", "layer-0 head with the highest mean Q- and K-composition", ""),
@@ -31,10 +37,14 @@ PART_5 = [  # (key, label, format)
     ("column.n_above", "its Q and K scores above the threshold", "d"),
     ("column.Q_mean_above_baseline", "its mean Q-composition above the baseline", "+.3f"),
     ("column.K_mean_above_baseline", "its mean K-composition above the baseline", "+.3f"),
+    ("column.Q_min_above_baseline", "its smallest Q-composition above the baseline", "+.3f"),
+    ("column.K_min_above_baseline", "its smallest K-composition above the baseline", "+.3f"),
     ("column.n_changed", "layer-1 heads that change by {} to {} without its K term".format(
         *COUNTED_RANGE), "d"),
     ("column.six_min", "smallest of the six largest such changes", ".2f"),
     ("column.six_max", "largest such change", ".2f"),
+    ("constant_share", "share of what each layer-0 head writes that is the same at every position "
+     "(of the mean square)", ".0%"),
     ("heads_1_0_to_1_5.tv_min", "heads 1.0 to 1.5 without K or Q terms: smallest change", ".2f"),
     ("heads_1_0_to_1_5.tv_max", "heads 1.0 to 1.5 without K or Q terms: largest change", ".2f"),
     ("induction.top", "head with the highest induction score", ""),
@@ -55,6 +65,9 @@ PART_4 = [
     ("on_text.others_max", "on text, largest weight of a head that does not lean", ".3f"),
     ("on_text.copying_max", "on text, largest near weight of heads {}".format(
         ", ".join(f"0.{h}" for h in BOUNDED_HEADS)), ".3f"),
+    ("on_text.start_token", "on text, mean attention on the start token, head by head", ".2f"),
+    ("keep.direct.0", "\"keep\": the direct path's pushes on the pair, first prompt", "+.2f"),
+    ("keep.direct.1", "\"keep\": the direct path's pushes on the pair, second prompt", "+.2f"),
     ("keep.ratio_difference", "\"keep\": one ratio minus the other", ".1e"),
     ("keep.lowest_above_median", "\"keep\": lowest listed word minus the median", "+z.2f"),
     ("keep.going_above_others", "\"keep\": the last destination minus the next highest", "+.2f"),
@@ -83,7 +96,7 @@ def print_claims(claims: dict, lines: list[tuple], log: report.Log) -> None:
 
 def _in_words(value, form: str) -> str:
     if isinstance(value, list):
-        return ", ".join(value) or "none"
+        return ", ".join(v if isinstance(v, str) else number(v, form) for v in value) or "none"
     return number(value, form)
 
 
@@ -106,7 +119,11 @@ def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
         "single_share": -terms["marginal"][1] / total if total else None,
         "virtual_over_paper": -terms["marginal"][2] / PAPER_VIRTUAL_FALL,
         "largest_run_through": sorted({v["reader"] for v in terms["virtual_largest"]}),
+        "logit_sd_by_order": terms["logit_sd_by_order"],
+        "loss_by_order_start_direct": terms["loss_by_order_start_direct"],
         "pairs_above": sum(composition[kind]["n_above"] for kind in "QKV"),
+        "near_baseline": _near_baseline(composition),
+        "constant_share": composition["constant_share"],
         "first_published_K_heads": _heads_read(composition["first_published"], "K"),
         "previous_token_head": f"0.{previous.index(max(previous))}",
         "column": _column(sections, composition["baseline"]["mean"], threshold),
@@ -118,6 +135,13 @@ def part_5(sections: dict, threshold: float, loss_threshold: float) -> dict:
 def _known(values) -> list:
     """The values without those of dead heads, which are None."""
     return [v for v in values if v is not None]
+
+
+def _near_baseline(composition: dict) -> int:
+    """How many scores, Q, K and V, are near the random baseline."""
+    scores = _known(score for kind in "QKV" for row in composition[kind]["scores"] for score in row)
+    baseline = composition["baseline"]["mean"]
+    return sum(abs(score - baseline) <= NEAR_BASELINE for score in scores)
 
 
 def _heads_read(form: dict, kind: str) -> int:
@@ -132,26 +156,31 @@ def _column(sections: dict, baseline: float, threshold: float) -> dict:
     if there is none, since all heads are dead."""
     composition = sections["composition"]
     means = {kind: composition[kind]["mean_by_writer"] for kind in "QK"}
-    both = {h: means["Q"][h] + means["K"][h] for h in range(len(means["Q"]))
-            if None not in (means["Q"][h], means["K"][h])}
+    both = {h: sum(pair) for h, pair in enumerate(zip(*means.values())) if None not in pair}
     if not both:
         return {}
     column = max(both, key=both.__getitem__)
-    others = [mean for of_kind in means.values() for h, mean in enumerate(of_kind)
-              if h != column and mean is not None]
-    scores = _known(row[column] for kind in "QK" for row in composition[kind]["scores"])
-    changes = [row[column] for row in sections["attention_groups"]["tv_without_K_of_head"]]
-    changes.sort(reverse=True)
-    low, high = COUNTED_RANGE
+    others = [of_kind[h] for of_kind in means.values() for h in both if h != column]
+    above = {f"{kind}_mean_above_baseline": means[kind][column] - baseline for kind in "QK"}
     return {
-        "head": f"0.{column}",
-        "others_max": max(others, default=None),
-        "n_above": sum(score > baseline + threshold for score in scores),
-        **{f"{kind}_mean_above_baseline": mean[column] - baseline for kind, mean in means.items()},
-        "n_changed": sum(low <= round(v, 2) <= high for v in changes),
-        "six_min": changes[:6][-1],
-        "six_max": changes[0],
+        "head": f"0.{column}", "others_max": max(others, default=None), **above,
+        **_cells(composition, column, baseline, threshold),
+        **_changed(row[column] for row in sections["attention_groups"]["tv_without_K_of_head"]),
     }
+
+
+def _cells(composition: dict, column: int, baseline: float, threshold: float) -> dict:
+    """The Q and K scores of one column: how many count as composing, and the smallest."""
+    scores = {kind: _known(row[column] for row in composition[kind]["scores"]) for kind in "QK"}
+    smallest = {f"{kind}_min_above_baseline": min(scores[kind]) - baseline for kind in "QK"}
+    return {"n_above": sum(v > baseline + threshold for v in scores["Q"] + scores["K"]), **smallest}
+
+
+def _changed(changes: Iterable[float]) -> dict:
+    """How many patterns change as the article counts, and the six that change most."""
+    largest, (low, high) = sorted(changes, reverse=True), COUNTED_RANGE
+    return {"n_changed": sum(low <= round(v, 2) <= high for v in largest),
+            "six_min": largest[:6][-1], "six_max": largest[0]}
 
 
 def _first_heads(tv: dict) -> dict:
@@ -208,9 +237,15 @@ def _keep(bug: dict, destinations: list[str]) -> dict:
     ov, qk = bug.get("ov"), bug.get("qk", {})
     *others, last = destinations
     above = qk[last] - max(qk[w] for w in others) if len(qk) == len(destinations) else None
-    return {"ratio_difference": ratios[0] - ratios[1] if len(ratios) == 2 else None,
+    return {"direct": [_direct(p, bug["pair"]) for p in bug.get("prompts", [])] or None,
+            "ratio_difference": ratios[0] - ratios[1] if len(ratios) == 2 else None,
             "lowest_above_median": min(ov.values()) - bug["ov_median"] if ov else None,
             "going_above_others": above}
+
+
+def _direct(prompt: dict, pair: list[str]) -> list[float] | None:
+    """What the direct path pushes the two words by, after a prompt that was not skipped."""
+    return [prompt["direct"][word] for word in pair] if "direct" in prompt else None
 
 
 def _positional(position: dict) -> dict:
@@ -227,24 +262,29 @@ def _on_text(position: dict) -> dict:
     others = [max(weights) for h, weights in enumerate(text) if h not in lean]
     near = [max(weights[:2]) for h, weights in enumerate(text) if h in BOUNDED_HEADS]
     return {"one_back": _names(h for h in lean if max(text[h]) == text[h][1]),
-            "others_max": max(others, default=None), "copying_max": max(near)}
+            "others_max": max(others, default=None), "copying_max": max(near),
+            "start_token": position["start_token"]}
 
 
 def _eigen(sections: dict) -> dict:
     heads, rank = sections["eigen"]["heads"], sections["sizes"]["rank"]
-    scores = [head["copy_score"] for head in heads]
     right = [head["positive"] / rank for head in heads]
-    negative = [h for h, score in enumerate(scores) if score is not None and score < 0]
     return {
         "rest": sections["eigen"]["check"]["n_tokens"] - rank,
-        "above_0_7": sum(score > 0.7 for score in _known(scores)),
-        "at_least_0_97": sum(round(score, 3) >= 0.97 for score in _known(scores)),
+        **_scores([head["copy_score"] for head in heads], sections["positional"]["lean"]),
         "nearly_all_right": _names(h for h, share in enumerate(right) if share >= NEARLY_ALL),
         "most_right": _names(h for h, share in enumerate(right) if 0.5 < share < NEARLY_ALL),
-        "negative": _names(negative),
-        "negative_positional": len(set(negative) & set(sections["positional"]["lean"])),
         "sums_differ": max(abs(head["trace"] - head["diagonal_sum"]) for head in heads),
     }
+
+
+def _scores(of_head: list[float | None], lean: list[int]) -> dict:
+    """What the copy scores of the heads that have one amount to."""
+    scores = {h: score for h, score in enumerate(of_head) if score is not None}
+    negative = [h for h, score in scores.items() if score < 0]
+    return {"above_0_7": sum(score > 0.7 for score in scores.values()),
+            "at_least_0_97": sum(round(score, 3) >= 0.97 for score in scores.values()),
+            "negative": _names(negative), "negative_positional": len({*negative} & {*lean})}
 
 
 def _random(scores: list[float]) -> dict:

@@ -265,7 +265,8 @@ def kept_streams(w: dict, run: Run, found: dict, start, real) -> dict:
     single = [found_sum(found, lambda path, layer=layer: len(path) == 1 and path[0][0] == layer)
               for layer in layers]
     streams = {f"order {n}": up_to(n, found) for n in range(len(layers) + 1)}
-    streams |= {"start": up_to(1, found) + start, "real": up_to(1, found) + real}
+    streams |= {"start": up_to(1, found) + start, "real": up_to(1, found) + real,
+                "start in direct": up_to(0, found) + start}
     for layer in layers:
         streams["alone", layer] = found[()] + single[layer]
         streams["without", layer] = up_to(1, found) - single[layer]
@@ -316,11 +317,28 @@ def term_importance(w: dict, runs: list, bias_is_moved: bool = False,
     for layer in range(layers):
         found[f"layer{layer}"] = named(vs_direct=change(("alone", layer), "order 0"),
                                        given_other=change("order 1", ("without", layer)))
+    deviations = [logit_deviations(w, run, terms(w, run, bias_is_moved)) for run in runs]
+    found["logit_sd_by_order"] = [mean(sum(of_order, [])) for of_order in zip(*deviations)]
     if layers > 1:
+        shifted = ["start in direct", "start", *(f"order {n}" for n in range(2, layers + 1))]
+        found["loss_by_order_start_direct"] = [mean([s[key] for s in per_sequence])
+                                               for key in shifted]
         found |= removals(w, {pair: change(pair, f"order {layers}") for pair in pairs(w)}, median)
         found |= named(start_delta=change("start", "order 1"), real_delta=change("real", "order 1"))
         found["split_check"] = max(checks)
     return found
+
+
+def logit_deviations(w: dict, run: Run, found: dict) -> list:
+    """[order][pos]: standard deviation over the vocabulary of the logits of the terms up to an
+    order; with the number of tokens below."""
+    out = []
+    for order in range(len(w["W_O"]) + 1):
+        out.append([])
+        for logits in partial_logits(w, run, up_to(order, found)):
+            middle = mean(logits)
+            out[-1].append(math.sqrt(sum((v - middle) ** 2 for v in logits) / len(logits)))
+    return out
 
 
 def losses_by_order(w: dict, runs: list, per_sequence: tuple, change) -> dict:
@@ -392,9 +410,19 @@ def composition(w: dict, runs: list, draws: list) -> dict:
     return corrected | {"first_published": first,
                         "prev_token": [mean_at_distance(runs, h, 1) for h in writers(w)],
                         "two_back": [mean_at_distance(runs, h, 2) for h in writers(w)],
+                        "constant_share": [constant_share(w, runs, h)
+                                           for h in range(len(w["W_O"][0]))],
                         "start_token": [mean([row[0] for run in runs
                                               for row in run.patterns[layer][h]])
                                         for layer, h in writers(w)]}
+
+
+def constant_share(w: dict, runs: list, head: int) -> float | None:
+    """|mean over positions|^2 / mean of |o|^2, o what a head of layer 0 writes at a position."""
+    o = [v for run in runs for v in head_output(
+        run.patterns[0][head], run.streams[0], run.scales[0], w["W_V"][0][head], w["W_O"][0][head])]
+    middle = sum(o) / len(o)
+    return over(middle @ middle, sum(v @ v for v in o) / len(o))
 
 
 def composition_by(score, w: dict, draws: list, corrected_sd: float | None = None) -> dict:

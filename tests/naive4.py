@@ -87,6 +87,17 @@ def push(w: dict, run: dict, head: int, out: int, source: int | None = None) -> 
     return total
 
 
+def direct_push(w: dict, run: dict, out: int) -> float:
+    """The push of embedding + position on the logit of `out` at the last position."""
+    return centred(run["x"][-1]) @ w["W_U"][:, out] / run["scales"][-1]
+
+
+def mean_on_start(runs: list[dict], head: int) -> float:
+    """Mean of A[i, 0] over all rows of all sequences."""
+    seen = [run["pattern"][head, i, 0] for run in runs for i in range(len(run["ids"]))]
+    return sum(seen) / len(seen)
+
+
 def mean_attention(runs: list[dict], head: int, back: int) -> float:
     """Mean of A[i, i - back] over the rows i >= back of all sequences."""
     seen = [run["pattern"][head, i, i - back]

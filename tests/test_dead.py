@@ -234,9 +234,9 @@ def test_a_run_of_part_5_with_dead_heads(tmp_path):
         silence(state, 1, 1)
 
     s, log = run(tmp_path, "part5", change)
-    assert all("scores" in key or ".z." in key or key.endswith("mean_by_writer.0")
+    assert all("scores" in key or ".z." in key or key.endswith(("mean_by_writer.0", "share.0"))
                for key in nulls(s["composition"]))
-    assert s["claims"]["column"]["head"] != "0.0" and not nulls(s["claims"])
+    assert s["claims"]["column"]["head"] != "0.0" and nulls(s["claims"]) == {"constant_share.0"}
     assert any(line.startswith("  K-composition, mean over the 3 layer-1 heads, per layer-0 head: "
                                "0.0 -, 0.1 0.") for line in log)
     assert list((tmp_path / "out" / "figures").glob("part5_composition.svg"))

@@ -205,6 +205,8 @@ def wanted_prompt(o, p, h, token, ids, at, by_rule) -> dict:
         at + "attention": (p["attention"], run["pattern"][h, -1, j]),
         at + "through": (list(p["through"].values()), through),
         at + "ratio": (p["ratio"], through[1] / through[0]),
+        at + "direct": (list(p["direct"].values()), [naive4.direct_push(o.w, run, t)
+                                                     for t in ids]),
         at + "whole": (list(p["whole"].values()), [naive4.push(o.w, run, h, t) for t in ids]),
         at + "p": (list(p["p"].values()), [odds[t] for t in ids]),
         at + "top3": (p["top3"], o.top(odds, 3)),
@@ -219,6 +221,8 @@ def wanted_heads(o, s) -> dict:
         "lean": (s["positional"]["lean"], [h for h, x in enumerate(near) if sum(x) > 0.5]),
         "on_text": (s["positional"]["on_text"], [[naive4.mean_attention(o.runs, h, k)
                                                   for k in range(3)] for h in range(o.n_heads)]),
+        "start_token": (s["positional"]["start_token"], [
+            naive4.mean_on_start(o.runs, h) for h in range(o.n_heads)]),
     }
     for i, t in enumerate(s["positional"]["ov"]):
         out[f"positions.ov.{i}"] = t["out"], o.top(o.ov[t["head"]][o.token(t["source"])], 5)

@@ -389,9 +389,10 @@ PART4_BY_HAND = {  # three heads of eight eigenvalues
                           "head": 0, "pushes": [8.0, -1.5, 2.5]}},
     "positional": {"from_positions": [[0.5, 0.25, 0.125], [0.75, 0.2475, 0.0], [0.9, 0.0975, 0.0]],
                    "on_text": [[0.25, 0.125, 0.5], [0.125, 0.25, 0.0], [0.5, 0.25, 0.75]],
-                   "lean": [1, 2]},
-    "keep": {"ov": {" mind": 2.0, " bay": 5.0}, "ov_median": 0.5, "prompts": [
-                {"ratio": 3.0}, {"ratio": 2.75}],
+                   "lean": [1, 2], "start_token": [0.5, 0.25, 0.125]},
+    "keep": {"pair": [" mind", " bay"], "ov": {" mind": 2.0, " bay": 5.0}, "ov_median": 0.5,
+             "prompts": [
+                {"ratio": 3.0, "direct": {" bay": -1.5, " mind": 2.5}}, {"ratio": 2.75}],
              "qk": {" in": 1.0, " at": 2.0, " on": 1.5, " under": 0.5, " going": 3.5}},
     "eigen": {"check": {"n_tokens": 30}, "random": {"copy_score": [-0.5, 0.5, -0.5, 0.5, 0.0]},
               "heads": [{"copy_score": 0.9696, "positive": 7, "trace": 5.0, "diagonal_sum": 5.0},
@@ -413,8 +414,10 @@ def test_the_claims_of_part_4_by_hand():
         "positional": {"n_lean": 2, "present_or_previous": ["0.1", "0.2"],
                        "same_min": 0.75, "same_max": 0.9},
         # only head 0.0 does not lean, and of the copying heads only 0.0 is there
-        "on_text": {"one_back": ["0.1"], "others_max": 0.5, "copying_max": 0.25},
-        "keep": {"ratio_difference": 0.25, "lowest_above_median": 1.5, "going_above_others": 1.5},
+        "on_text": {"one_back": ["0.1"], "others_max": 0.5, "copying_max": 0.25,
+                    "start_token": [0.5, 0.25, 0.125]},
+        "keep": {"direct": [[2.5, -1.5], None], "ratio_difference": 0.25,
+                 "lowest_above_median": 1.5, "going_above_others": 1.5},
         "eigen": {"rest": 22, "above_0_7": 1, "at_least_0_97": 1, "nearly_all_right": ["0.0"],
                   "most_right": ["0.2"], "negative": ["0.1"], "negative_positional": 1,
                   "sums_differ": 0.5},
@@ -444,10 +447,12 @@ def test_claims_of_skipped_rows_are_none_and_printed_so():
 PART5_BY_HAND = {  # two heads a layer
     "model": {"n_layers": 2},
     "term_importance": {"uniform": 10.0, "loss_model": 5.0, "loss_by_order": [9.5, 5.75, 5.25],
-                        "marginal": [-0.5, -3.75, -0.5],
+                        "marginal": [-0.5, -3.75, -0.5], "logit_sd_by_order": [0.5, 1.0, 1.5],
+                        "loss_by_order_start_direct": [9.0, 5.5, 5.25],
                         "virtual_largest": [{"reader": "1.1"}, {"reader": "1.1"},
                                             {"reader": "1.0"}]},
     "composition": {"baseline": {"mean": 0.0625}, "prev_token": [0.1, 0.6],
+                    "constant_share": [None, 0.75],
                     "first_published": {"baseline": {"mean": 0.0156, "margin": 0.0177},
                                         "K": {"scores": [[0.0625, 0.025], [0.125, 0.03125]]}},
                     "Q": {"mean_by_writer": [0.25, 0.0625], "n_above": 2,
@@ -461,16 +466,38 @@ PART5_BY_HAND = {  # two heads a layer
 }
 
 
+def test_lists_of_numbers_in_the_claims_are_printed_so():
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        part5.print_claims(part5.compute_claims(None, {"sections": PART5_BY_HAND}),
+                           {"sections": PART5_BY_HAND}, report.Log())
+        part4.print_claims(part4_claims(PART4_BY_HAND), {}, report.Log())
+    lines = printed.getvalue().splitlines()
+    for line in ("standard deviation of the logits, order by order: 0.50, 1.00, 1.50",
+                 "loss by order, the start-token part of the virtual heads counted with the direct "
+                 "path: 9.00, 5.50, 5.25",
+                 "scores of all three kinds within 0.02 of the baseline: 3",
+                 "its smallest Q-composition above the baseline: +0.062",
+                 "share of what each layer-0 head writes that is the same at every position (of "
+                 "the mean square): -, 75%",
+                 "on text, mean attention on the start token, head by head: 0.50, 0.25, 0.12",
+                 "\"keep\": the direct path's pushes on the pair, first prompt: +2.50, -1.50",
+                 "\"keep\": the direct path's pushes on the pair, second prompt: -"):
+        assert f"  {line}" in lines
+
+
 def test_the_claims_of_part_5_by_hand():
     claims = part5.compute_claims(None, {"sections": PART5_BY_HAND})
     assert claims == {
         "thresholds": {"composition": 0.05, "loss": 0.01},
         "total_drop": 5.0, "single_share": 0.75, "full_sum_minus_model": 0.25,
         "virtual_over_paper": 0.5 / 0.3, "largest_run_through": ["1.0", "1.1"], "pairs_above": 6,
+        "near_baseline": 3, "logit_sd_by_order": [0.5, 1.0, 1.5],
+        "loss_by_order_start_direct": [9.0, 5.5, 5.25], "constant_share": [None, 0.75],
         "first_published_K_heads": 1,  # two pairs, of one head
         "previous_token_head": "0.1",
         "column": {"head": "0.0", "others_max": 0.1875, "n_above": 3,
                    "Q_mean_above_baseline": 0.1875, "K_mean_above_baseline": 0.0625,
+                   "Q_min_above_baseline": 0.0625, "K_min_above_baseline": 0.0,
                    "n_changed": 1, "six_min": 0.344, "six_max": 0.4649},
         "heads_1_0_to_1_5": {"tv_min": 0.25, "tv_max": 0.75},
         "induction": {"top": "0.0", "others_max": 0.25},
