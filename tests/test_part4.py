@@ -57,7 +57,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 TOKENIZER = make_tokenizer()
 SIZES = dict(n_layers=1, n_heads=8, d_head=5, d_model=11, n_ctx=67, d_vocab=len(TOKENIZER))
-VOCABULARY = [TOKENIZER.decode([i]) for i in range(len(TOKENIZER))]
+VOCABULARY = loading._token_names(TOKENIZER, len(TOKENIZER))  # tests/test_loading.py has its oracle
 
 
 def make_model(dtype=torch.float64, sizes=SIZES, seed=0, **flags):
