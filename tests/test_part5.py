@@ -964,6 +964,18 @@ def K_terms_of_the_layer_0_heads_in_another_order(monkeypatch):
            lambda g, *_: dataclasses.replace(g, K_of_head=g.K_of_head.flip(0)))
 
 
+@seen_in("composition.constant_share[0]")
+def values_in_place_of_outputs_in_the_constant_share(monkeypatch):
+    put_in(monkeypatch, "constant_share", lambda _, z, W_O: (
+        z.flatten(1, -2).mean(1).square().sum(-1) / z.flatten(1, -2).square().sum(-1).mean(-1)))
+
+
+@seen_in("term_importance.logit_sd_by_order[0]", "term_importance.logit_sd_by_order[2]")
+def the_bias_left_out_of_the_spread_of_the_logits(monkeypatch):
+    put_in(monkeypatch, "logit_deviation", lambda _, model, normed: (
+        normed @ model.W_U).std(-1, correction=0).mean((-1, -2)))
+
+
 @seen_in("composition.prev_token[0]", "composition.two_back[0]")
 def previous_token_counted_from_the_future_side(monkeypatch):
     put_in(monkeypatch, "mean_attention",
