@@ -299,7 +299,7 @@ def pushes(run: FrozenRun, out: int) -> Float[Tensor, "head source"]:
 
 # ===================================================================================== Losses
 
-# A tile of logits: 6 MB in float32, two fit the cache that cores share.
+# A tile of logits: 6 MB in float32, of which every thread has one for each stream and one more.
 TILE_ROWS, TILE_COLUMNS = 3072, 512
 LOG2_E = 1.4426950408889634  # in a nat: exp(x) is 2^(LOG2_E x), and exp2 takes half of exp's time
 
@@ -380,7 +380,7 @@ def unembed(
 
     Cost: one unembedding per stream, one exponential per logit and loss, d_head multiplications
     per logit and removal. Of a stream's logits, one tile of TILE_ROWS x TILE_COLUMNS exists at a
-    time.
+    time and thread.
     """
     differences, pos, (*_, last) = differences or {}, run.tokens.shape[1], normed
     x = {name: stream.flatten(0, 1) for name, stream in normed.items()}  # [n, d_model]
