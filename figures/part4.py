@@ -260,7 +260,7 @@ def plot_copying(r: list[dict], results: dict):
                                    "that raise themselves",
               "top1": f"top-1 self: share of {some} that raise no token more",
               "top5": f"top-5 self: share of {some} that are among the five they raise most"}
-    low = min(0, *(x for x in scores if x is not None)) - 0.25
+    low = min([0, *(x for x in scores if x is not None)]) - 0.25
     figure, (top, *rest) = charts.new_figure(max(8, 0.6 * len(heads) + 1), 6.4, 4, sharex=True,
                                              height_ratios=(1.25 - low, 1.25, 1.25, 1.25))
     _plot_measure(top, heads, "copy score", scores, "{:+.2f}")

@@ -133,7 +133,8 @@ def alive(tmp_path_factory):
 def test_part_4_with_a_dead_head(tmp_path, alive, names):
     """Head 0.2 has no score and no condition number; the other heads keep theirs."""
     s, log = run(tmp_path, "part4", lambda state: silence(state, 0, 2, names))
-    assert nulls(s["eigen"]) == {"heads.2.copy_score"} and not nulls(s["copying"])
+    assert nulls(s["eigen"]) == {"heads.2.copy_score", "copy_score_centred.2"}
+    assert not nulls(s["copying"])
     assert {key for key in nulls(s["beyond"]) if ".2." in key} == {
         "heads.2.condition", "heads.2.copies"}
     assert s["beyond"]["heads"][2]["loss_increase"] == 0 and not s["beyond"]["heads"][2]["disagree"]
@@ -170,8 +171,9 @@ def test_the_ratio_of_a_dead_head_s_pushes():
 
 def test_part_4_on_weights_that_are_all_zero(tmp_path):
     """Every token is as likely as every other one, and no head has a score."""
-    s, log = run(tmp_path, "part4", silence_all, "--no-figures")
-    assert nulls(s["eigen"]) == {f"heads.{h}.copy_score" for h in range(8)}
+    s, log = run(tmp_path, "part4", silence_all)
+    assert nulls(s["eigen"]) == {f"{key}.{h}{end}" for h in range(8) for key, end in
+                                 (("heads", ".copy_score"), ("copy_score_centred", ""))}
     n = s["sizes"]["d_vocab"]
     assert s["beyond"]["loss_model"] == pytest.approx(np.log(n))
     assert s["at_work"]["ratios"] == [1.0] * 3
