@@ -64,6 +64,16 @@ HELLO_IDS = [11765, 14, 1499, 3]  # "Hello, world!" in the public models' tokeni
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+def on_own_device(function):
+    """Run a function with the CPU as torch's default device, whatever a notebook has set."""
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+    return run
+
+
+@on_own_device
 def load_model(
     name: str,
     device: str = "cpu",
@@ -95,7 +105,7 @@ def load_model(
     """
     _prepare_torch(device)
     name = f"mini-{n_layers or 2}l" if name == "mini" else name
-    folder = MINI / name if name in BUNDLED else pathlib.Path(name)
+    folder = bundled(name) or pathlib.Path(name)
     if folder.is_dir() and name not in PUBLIC:
         files, source = _files_of_folder(folder, n_layers)
     else:
@@ -107,6 +117,13 @@ def load_model(
                         "world!': install the versions that requirements.txt pins")
     source |= {"weights_sha256": sha256(files.weights)}
     return model.eval().requires_grad_(False), source
+
+
+def bundled(name: str) -> pathlib.Path | None:
+    """The folder of a bundled model, by its name or path; None for any other model or folder."""
+    folder = MINI / (name if name in BUNDLED else pathlib.Path(name).resolve().name)
+    is_it = name in BUNDLED or pathlib.Path(name).resolve() == folder.resolve()
+    return folder if is_it and folder != MINI else None
 
 
 @dataclass(frozen=True)
@@ -129,12 +146,19 @@ def _files_of_folder(folder: pathlib.Path, n_layers: int | None) -> tuple[ModelF
         if not file.is_file():
             raise UserError(f"{folder} has no {what}: a model folder holds config.json, "
                             "model.safetensors or model_final.pth, and tokenizer files")
+    if not any(file for pattern in ("tokenizer.*", "vocab*", "*.model")
+               for file in folder.glob(pattern)):
+        raise UserError(f"{folder} has no tokenizer.json: put the tokenizer files of the model "
+                        "beside its weights")
     config = _read_config(config_file, folder.name, n_layers)
     unknown = _unknown_key(config)
     if unknown:
         raise UserError(f"{config_file} has {unknown!r:.60}, which may change what the model "
                         "computes, and is not known here: if it changes nothing, leave it out")
-    source = {"model": folder.resolve().name, "revision": None}
+    name = folder.resolve().name
+    if name in (*BUNDLED, *PUBLIC) and not bundled(str(folder)):
+        name = str(folder.resolve())  # a folder of the user's, whatever its name
+    source = {"model": name, "revision": None}
     return ModelFiles(config_file, config, weights, folder), source
 
 
@@ -188,42 +212,78 @@ def _official_name(name: str) -> str:
 
 
 @functools.cache
-def hub_answers() -> bool:
-    """Whether the Hugging Face hub answers within 4 s; asked once, when a file is not cached."""
+def hub_problem() -> str | None:
+    """Why the Hugging Face hub does not answer within 4 s; None if it does, even to refuse.
+
+    Asked once, when a file is not cached."""
     import huggingface_hub
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return False
+        return "HF_HUB_OFFLINE is set"
     try:
         huggingface_hub.HfApi().dataset_info(WIKITEXT[0], timeout=4)
-        return True
-    except Exception:
-        return False
+    except huggingface_hub.errors.HfHubHTTPError:
+        return None
+    except Exception as e:
+        return f"the hub does not answer ({root_cause(e)})"
+    return None
+
+
+def root_cause(e: BaseException) -> str:
+    """What the libraries' own exceptions, which only say that something failed, were raised for."""
+    while e.__cause__ is not None:
+        e = e.__cause__
+    return cause(e)
 
 
 def _fetch(repo: str, file: str) -> pathlib.Path:
     """A file of a hub repository: from the cache, else downloaded."""
+    import huggingface_hub
     from huggingface_hub import constants, hf_hub_download
 
+    problem = None
     try:
         return pathlib.Path(hf_hub_download(repo, file, local_files_only=True))
+    except huggingface_hub.errors.LocalEntryNotFoundError:
+        copied = _only_snapshot(repo) / file
+        if copied.is_file():
+            return copied
     except Exception as e:
-        error = e
-    if hub_answers():
+        problem = f"cannot be read from it ({root_cause(e)})"
+    problem = problem or hub_problem()
+    if not problem:
         try:
             return pathlib.Path(hf_hub_download(repo, file))
         except Exception as e:
-            error = e
+            problem = f"the download failed ({root_cause(e)})"
     raise UserError(f"{file} of {repo} is not in the Hugging Face cache {constants.HF_HUB_CACHE} "
-                    f"and {_no_download(error)}: connect once, or run python "
+                    f"and {problem}: {_remedy(problem)}, or run python "
                     f"{pathlib.Path(sys.argv[0]).name} --model mini")
 
 
-def _no_download(e: Exception) -> str:
-    """Why there was no download."""
-    if hub_answers():
-        return f"the download failed ({cause(e)})"
-    return "the hub does not answer, or HF_HUB_OFFLINE is set"
+def _only_snapshot(repo: str) -> pathlib.Path:
+    """The folder of a repository's one snapshot, for a cache that was copied without its refs."""
+    from huggingface_hub import constants
+
+    folder = pathlib.Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    if (folder / "refs" / "main").exists():
+        return folder / "no other snapshot"
+    snapshots = sorted((folder / "snapshots").glob("*"))
+    return snapshots[0] if len(snapshots) == 1 else folder / "no single snapshot"
+
+
+REMEDIES = {  # what a message about the hub or the cache says: what helps
+    "certificate|ssl|tls": "let SSL_CERT_FILE name the certificates of your network",
+    "401|403|unauthorized|forbidden|token": "correct or unset HF_TOKEN, then connect once",
+    "permission|read-only": "let HF_HOME name a folder that can be read and written",
+    "no space": "make room there, or let HF_HOME name another folder",
+    "offline": "unset it and connect once",
+}
+
+
+def _remedy(problem: str) -> str:
+    found = (text for words, text in REMEDIES.items() if re.search(words, problem.lower()))
+    return next(found, "connect once")
 
 
 def _read_config(file: pathlib.Path, name: str, n_layers: int | None) -> dict:
@@ -313,6 +373,8 @@ def _model_from_files(files: ModelFiles, device, dtype, processing) -> HookedTra
     except UserError:
         raise
     except Exception as e:
+        if lacks_memory(e):
+            raise
         raise UserError(f"{files.config_file} or the tokenizer in {files.tokenizer} is not usable "
                         f"({cause(e)!r}): fetch them again") from None
     # Not by set_tokenizer, which reads the files again, asks config.json for settings that are not
@@ -369,18 +431,43 @@ def _fitting(empty: dict, state: dict, n_layers: int, file: pathlib.Path) -> dic
 
 def _read_weights(file: pathlib.Path) -> dict[str, Tensor]:
     try:
-        if file.suffix == ".safetensors":
-            import safetensors.torch
-
-            return safetensors.torch.load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if all(isinstance(v, Tensor) for v in state.values()):
-            return state
-        problem = "it holds other things than tensors"
+        state = _load(file)
+        problem = _other_contents(state)
     except Exception as e:
+        if lacks_memory(e):
+            raise
         problem = cause(e)
-    raise UserError(f"{file} is not a readable state dict of weights ({problem}): delete it and "
-                    "fetch it again")
+    if problem:
+        raise UserError(f"{file} is not a readable state dict of weights ({problem}): put a sound "
+                        "one in its place")
+    return state
+
+
+def _load(file: pathlib.Path) -> dict:
+    if file.suffix == ".safetensors":
+        import safetensors.torch
+
+        return safetensors.torch.load_file(file)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # files of PyTorch before 1.6 are sound, but cannot be mapped
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _other_contents(state) -> str | None:
+    """What a file holds instead of tensors by name."""
+    if not isinstance(state, dict):
+        return f"it holds a {type(state).__name__}"
+    for key, value in state.items():
+        if isinstance(value, dict) and any(isinstance(v, Tensor) for v in value.values()):
+            return f"its entry {key!r:.40} is one: save that alone"
+    others = [key for key, value in state.items() if not isinstance(value, Tensor)]
+    return f"its entry {others[0]!r:.40} is no tensor" if others else None
+
+
+def lacks_memory(e: Exception) -> bool:
+    return isinstance(e, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(e, RuntimeError) and "allocate memory" in str(e))  # of a CPU, in words alone
 
 
 def sha256(data: pathlib.Path | str) -> str:
@@ -482,22 +569,30 @@ def _wikitext_rows(name: str) -> list[str]:
     import datasets
 
     path, _, split = WIKITEXT
-    offline = datasets.config.HF_HUB_OFFLINE
-    error: Exception | None = None
+    if os.path.exists(path):
+        raise UserError(f"the folder {path} here hides the data set of that name: run from another "
+                        "folder, or name a text with --text FILE")
+    cache, offline = datasets.config.HF_DATASETS_CACHE, datasets.config.HF_HUB_OFFLINE
     for from_cache in (True, False):
-        if not from_cache and not hub_answers():
+        problem = None if from_cache else hub_problem()
+        if problem:
             break
         datasets.config.HF_HUB_OFFLINE = from_cache  # the cache alone, whatever the network does
         try:
             return list(datasets.load_dataset(path, name, split=split)["text"])
         except Exception as e:
-            error = e
+            problem = f"the download failed ({root_cause(e)})"
+            if from_cache and not isinstance(e, ConnectionError | ValueError):  # not "not cached"
+                raise UserError(f"{path} {name} in the cache {cache} cannot be read "
+                                f"({root_cause(e)}): let HF_DATASETS_CACHE name another folder "
+                                "and connect once, or name a text with --text FILE") from None
         finally:
             datasets.config.HF_HUB_OFFLINE = offline
-    raise UserError(f"{path} {name} is not in the cache {datasets.config.HF_DATASETS_CACHE} and "
-                    f"{_no_download(error)}: connect once, or name a text with --text FILE")
+    raise UserError(f"{path} {name} is not in the cache {cache} and {problem}: "
+                    f"{_remedy(problem)}, or name a text with --text FILE")
 
 
+@on_own_device
 def load_tokens(
     model: HookedTransformer,
     name: str,
@@ -544,15 +639,13 @@ def load_tokens(
     n_rows, per_row = n_tokens // seq_len, seq_len - n_bos
     if n_rows * seq_len != n_tokens:
         notice(f"using {n_rows * seq_len:,} of {n_tokens:,} tokens: whole sequences of {seq_len}")
-    if text_file is None and name in BUNDLED:
+    if text_file is None and (name in BUNDLED or bundled(name)):
         text_file = str(MINI / "sample.txt")
     ids, hashes = _encode_enough(model, n_rows * per_row, text_file, join, keep_blank, wikitext)
     text_name = text_file or "WikiText-2"
     if len(ids) < n_rows * per_row:
-        enough = len(ids) // per_row * seq_len
-        fewer = f"use --tokens {enough} or a longer text" if enough else "use a longer text"
         raise UserError(f"{text_name} has {len(ids):,} tokens, {n_rows:,} sequences need "
-                        f"{n_rows * per_row:,}: {fewer}")
+                        f"{n_rows * per_row:,}: {_fewer(len(ids), seq_len, n_bos)}")
     bos = model.tokenizer.bos_token_id
     if bos in ids:
         raise UserError(f"{text_name} contains the start token of {name} as text: use another text")
@@ -563,6 +656,16 @@ def load_tokens(
             "text": pathlib.Path(text_file).name if text_file else of_wikitext,
             "token_ids_sha256": sha256(flat), **hashes}
     return torch.tensor(rows, device=model.cfg.device), meta
+
+
+def _fewer(n_ids: int, seq_len: int, n_bos: int) -> str:
+    """What to do about a text of n_ids tokens."""
+    n_rows, whole = n_ids // (seq_len - n_bos), n_ids + n_bos
+    if n_rows:
+        return f"use --tokens {n_rows * seq_len} or a longer text"
+    if whole >= 3:
+        return f"use --tokens {whole} --seq-len {whole} or a longer text"
+    return "use a longer text"
 
 
 def _encode_enough(

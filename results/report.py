@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,8 +69,25 @@ class Log:
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line, as everything else here does."""
 
+    def parse_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if not is_utf8(word):
+                self.error(f"{ascii(word)} is not UTF-8: rename the file or folder")
+            if word.endswith("=--"):  # argparse would drop the --, and so take the default
+                self.error(f"{word} gives -- as a value, which cannot be given: use another")
+        return super().parse_args(args, namespace)
+
     def error(self, message: str):
+        if "expected one argument" in message:
+            message += "; one that begins with - is written as in --source=-ing"
         raise common.UserError(f"{message} (see --help)")
+
+
+def is_utf8(word: str) -> bool:
+    """Whether a word of the command line was valid text; Python keeps other bytes as surrogates."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return bool(word.encode("utf-8")) or not word
+    return False
 
 
 def whole_number(text: str) -> int:
@@ -134,7 +152,7 @@ def output_dirs(args: argparse.Namespace, published: str) -> tuple[pathlib.Path,
         return args.out, args.out / "figures"
     if args.model == published:
         return common.HERE / "results", common.HERE / "figures"
-    if args.model in loading.BUNDLED:
+    if loading.bundled(args.model):
         return common.HERE / "results" / "mini", common.HERE / "figures" / "mini"
     name = pathlib.Path(args.model).resolve().name
     if name in ("", "mini", PUBLISHED.name):

@@ -11,7 +11,7 @@ import sys
 import torch
 
 import common
-from results import compare, page, report
+from results import compare, loading, page, report
 
 
 def from_files(script: report.Script, args: argparse.Namespace) -> dict | None:
@@ -35,6 +35,7 @@ def from_files(script: report.Script, args: argparse.Namespace) -> dict | None:
     return results
 
 
+@loading.on_own_device
 def run_analysis(script: report.Script, meta: dict, args: argparse.Namespace, analysis) -> dict:
     """Compute and print every section of a real model, compare, write and draw."""
     published, log = compare.read_published(script.stem), report.Log()
@@ -48,6 +49,7 @@ def run_analysis(script: report.Script, meta: dict, args: argparse.Namespace, an
     return _finish(script, args, results, published, out, log)
 
 
+@loading.on_own_device
 def run_toy(script: report.Script, description: str, argv: list[str] | None) -> dict:
     """The main of a toy script, which has no model and only the output options."""
     p = report.Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,8 +110,7 @@ def run_script(main) -> int:
     except (common.UserError, OSError) as e:
         message = str(e)
     except (MemoryError, RuntimeError) as e:
-        if not isinstance(e, MemoryError | torch.OutOfMemoryError) and (
-                "allocate memory" not in str(e)):  # of a CPU, torch says it in words alone
+        if not loading.lacks_memory(e):
             raise
         message = (f"not enough memory ({common.cause(e)}): use fewer --tokens or a shorter "
                    "--seq-len")
