@@ -157,7 +157,7 @@ def _files_of_folder(folder: pathlib.Path, n_layers: int | None) -> tuple[ModelF
                         "computes, and is not known here: if it changes nothing, leave it out")
     name = folder.resolve().name
     if name in (*BUNDLED, *PUBLIC) and not bundled(str(folder)):
-        name = str(folder.resolve())  # a folder of the user's, whatever its name
+        name = f"{name} (a folder)"  # of the user's: neither the bundled nor the public model
     source = {"model": name, "revision": None}
     return ModelFiles(config_file, config, weights, folder), source
 

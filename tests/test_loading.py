@@ -1016,3 +1016,37 @@ def test_a_file_cannot_be_replaced(first_run, written, monkeypatch):
     with pytest.raises(common.UserError, match="Permission denied"):
         report.write_results(out, "part5", {"meta": {}, "a": 2}, a_log("new"))
     assert contents(out) == before
+
+
+# ===================================================== Other people's settings, names and caches
+
+
+def test_a_default_device_of_a_notebook_does_not_leak(folder, text, tmp_path, part5):
+    """torch.set_default_device was called before: --device alone counts."""
+    torch.set_default_device("meta")
+    try:
+        code, _, stderr = part5("--model", folder, "--text", text, "--tokens", 170, "--no-figures")
+    finally:
+        torch.set_default_device(None)
+    assert code == 0, stderr
+
+
+def test_a_folder_with_the_name_of_a_bundled_model_is_another_model(tmp_path):
+    folder = tiny.folder(tmp_path / "mini-2l", SIZES)
+    assert loading.load_model(str(folder))[1]["model"] == "mini-2l (a folder)"
+    assert loading.load_model("mini-2l")[1]["model"] == "mini-2l"
+    assert loading.bundled(str(folder)) is None and loading.bundled("mini-2l")
+
+
+def test_a_cache_without_its_refs_has_one_snapshot(warm, tmp_path, monkeypatch):
+    cache = shutil.copytree(warm, tmp_path / "cache")
+    for refs in (cache / "hub").glob("models--*/refs"):
+        shutil.rmtree(refs)
+    use_cache(monkeypatch, cache)
+    assert loading.load_model("attn-only-2l")[1]["revision"] == hub.REVISION
+
+
+@pytest.mark.parametrize("option", ["--model=--", "--out=--", "--text=--", "--dtype=--"])
+def test_two_dashes_are_no_value(option, part5):
+    code, stdout, stderr = part5(option)
+    assert (code, stdout) == (2, "") and stderr.count("\n") == 1 and option in stderr
