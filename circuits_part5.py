@@ -59,10 +59,14 @@ class Analysis:
     """What every section reads."""
 
     run: common.FrozenRun
-    paths: common.Paths
     text: dict  # what loading.load_tokens says of the text
     choices: dict
     seed: int
+
+    @functools.cached_property
+    def paths(self) -> common.Paths:
+        """The expansion, on first use: the quick search of a sweep needs none."""
+        return common.expand(self.run, self.choices["bias_is_moved"])
 
     @functools.cached_property
     def pairs(self) -> list[tuple[Head, Head]]:
@@ -532,8 +536,7 @@ def _known_pairs(first: list[list], *others: list[list]) -> list[tuple]:
 def print_virtual_heads(r: dict, results: dict, log: report.Log) -> None:
     log("== 6. VIRTUAL HEADS AS HEADS: PATTERN A^h2 A^h1 (mean weight on the start token, on the "
         "token itself, 1 back, 2 back)")
-    if not r:
-        log("  no pairs of heads in one layer")
+    if lacks_pairs(results["sections"]["model"], log):
         return
     for label, key in (("most important", "most_important"), ("most two-back", "most_two_back")):
         v = r[key]
@@ -755,8 +758,7 @@ class Setup:
         run, text = self.freeze(**{name: choices[name] for name in TEXT_CHOICES})
         length = run.tokens.shape[1] - (0 if choices["bos_counted"] else 1)
         choices = choices | {"seq_len": length}
-        paths = common.expand(run, choices["bias_is_moved"])
-        analysis = Analysis(run, paths, text, choices, self.args.seed)
+        analysis = Analysis(run, text, choices, self.args.seed)
         meta = report.run_meta(SCRIPT.file, self.source, text, self.args, choices)
         return analysis, meta
 

@@ -197,7 +197,7 @@ def analyse(model, tokens: Int[Tensor, "batch pos"]) -> None:
     """All that circuits_part5's main does between loading and printing."""
     run = common.freeze(model, tokens)
     text = {"n_tokens": tokens.numel(), "seq_len": tokens.shape[1]}
-    analysis = part5.Analysis(run, common.expand(run), text, part5.CHOICES, 0)
+    analysis = part5.Analysis(run, text, part5.CHOICES, 0)
     results: dict = {"meta": text, "sections": {}}
     for name, compute, _ in part5.SECTIONS:
         results["sections"][name] = compute(analysis, results)

@@ -102,7 +102,7 @@ def naive_runs(model) -> tuple:
 def analysis_of(run: common.FrozenRun, choices: dict) -> part5.Analysis:
     choices = part5.CHOICES | choices
     text = {"n_tokens": run.tokens.numel(), "seq_len": run.tokens.shape[1]}
-    return part5.Analysis(run, common.expand(run, choices["bias_is_moved"]), text, choices, SEED)
+    return part5.Analysis(run, text, choices, SEED)
 
 
 def found_numbers(model, choices: dict | None = None) -> dict:
@@ -596,7 +596,7 @@ def virtual_head_of(A1: torch.Tensor, A0: torch.Tensor) -> dict:
     run = frozen(model_of())
     patterns = torch.stack([A0, A1])[:, None, None].expand(2, 3, 1, *A0.shape)
     other = types.SimpleNamespace(**vars(run) | {"patterns": patterns})
-    a = part5.Analysis(other, common.expand(run), {}, part5.CHOICES, SEED)
+    a = part5.Analysis(other, {}, part5.CHOICES, SEED)
     nothing = [[0.0] * 3] * 3
     return part5.compute_virtual_heads(a, {"sections": {
         "term_importance": {"virtual_removed": nothing},

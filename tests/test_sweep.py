@@ -10,6 +10,7 @@ import test_published
 
 import circuits_part4 as part4
 import circuits_part5 as part5
+import common
 import tiny
 from planted import plant
 from results import compare, loading, report, sweep
@@ -240,6 +241,10 @@ def test_the_quick_search_rules_out_and_finds_the_same_winner(run, publish, monk
     """A setting that is not analysed in full can only be one that another one beats."""
     publish("part5", run("part5", seq_len=16, first_row=False))
     quick = run("part5", "--sweep")["groups"][0]
+    expanded, expand = [], common.expand
+    monkeypatch.setattr(common, "expand", lambda *a: expanded.append(a) or expand(*a))
+    run("part5", "--sweep")
+    assert len(expanded) < 0.5 * len(quick["settings"])  # the quick search expands nothing
     monkeypatch.setattr(sweep, "MANY", 10**6)
     full = run("part5", "--sweep")["groups"][0]
     assert quick["winner"] == full["winner"] and quick["equal"] == full["equal"]
